@@ -459,7 +459,7 @@ BAD_DATA = {
         [(IMAGES, torch.zeros(3, 2, dtype=torch.int64))],
         r"integers \[3\], one per input, got torch.int64 \[3, 2\]",
     ),
-    "bytes": ([(IMAGES.to(torch.uint8), LABELS)], "divide bytes by 255"),
+    "bytes without labels": ([IMAGES.to(torch.uint8)], "divide bytes by 255"),
     "changing sizes": (
         [(IMAGES, LABELS), (IMAGES[..., :4], LABELS)],
         r"expected batches \[n, 3, 8, 8\] like the first",
@@ -534,6 +534,13 @@ def test_a_loader_of_our_data_has_their_name_in_the_file(tmp_path: Path) -> None
     list(smoothed().certify_loader(DataLoader(data, batch_size=3), n=50, out=tmp_path / "a.tsv"))
     settings = sc.read_certificates(tmp_path / "a.tsv").settings
     assert (settings["dataset"], settings["split"]) == ("made", "test")
+
+
+def test_a_loader_of_bytes_gives_the_certificates_of_floats() -> None:
+    pixels, labels = (IMAGES * 255).to(torch.uint8), LABELS
+    floats = smoothed().certify_loader([(pixels.float() / 255, labels)], n=50, seed=1)
+    in_bytes = smoothed().certify_loader(DataLoader(TensorDataset(pixels, labels), batch_size=2), n=50, seed=1)
+    assert [c for batch in in_bytes for c in batch] == [c for batch in floats for c in batch]
 
 
 def test_a_file_is_resumed_with_another_batch_size(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
 from smoothcert.classifier import Classifier, check_logits, device_of, first_logits, refuse_nan
 from smoothcert.data import Images, with_known_classes
-from smoothcert.data.images import in_unit_interval, spread
+from smoothcert.data.images import spread
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES, checked_sigma
@@ -219,7 +219,7 @@ def _gather(data: Any, count: int) -> tuple[Tensor, Tensor, object]:
         part, classes = inputs_and_labels(batch)
         if not isinstance(part, Tensor) or classes is None:
             raise RequestError("data: expected batches (images, labels) of tensors, got none with labels; add them")
-        images_.append(in_unit_interval(part) if part.dtype == torch.uint8 else part.float())
+        images_.append(part.float())
         labels_.append(classes.long())
         if sum(map(len, labels_)) >= count:
             break

@@ -24,7 +24,7 @@ from smoothcert.certification.settings import images_at_once
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import DIGEST_IMAGES, Subject
 from smoothcert.data import UNSPLIT, Images
-from smoothcert.data.images import in_parts
+from smoothcert.data.images import in_parts, in_unit_interval
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
@@ -94,6 +94,7 @@ def _length(data: object) -> int | None:
 
 
 def inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
+    """The inputs and the labels, if any, of a batch; bytes with labels are images, which become floats in [0, 1]."""
     if isinstance(batch, Mapping):
         keys = list(map(str, batch))
         first, second = keys if len(keys) == 2 else ("image", "label")
@@ -116,7 +117,7 @@ def inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
         raise RequestError(
             f"data: expected labels as a tensor of integers [{len(inputs)}], one per input, got {given}; convert them"
         )
-    return inputs, labels
+    return (in_unit_interval(inputs) if inputs.dtype == torch.uint8 else inputs), labels
 
 
 def certify_loader(

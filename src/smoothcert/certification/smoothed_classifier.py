@@ -161,10 +161,10 @@ class SmoothedClassifier(nn.Module):
         """Certify all batches of a DataLoader, a torch Dataset or data of `load_dataset`, one result per batch.
 
         A batch is certified when you ask for it: iterate over the result.
-        Batches are (inputs, labels) or inputs; they are moved to the device of the classifier. `options` are those of
-        `certify`. With `out`, a path that ends in .tsv, rows are written to a certificates file as soon as they are
-        computed, the classifier is called `name` in it, and inputs that the file already has are read from it. A file
-        that ends in .tsv.gz is compressed after the last batch.
+        Batches are (inputs, labels) or inputs; they are moved to the device of the classifier. Images of dtype uint8
+        with labels are divided by 255. `options` are those of `certify`. With `out`, a path that ends in .tsv, rows are
+        written to a certificates file as soon as they are computed, the classifier is called `name` in it, and inputs
+        that the file already has are read from it. A file that ends in .tsv.gz is compressed after the last batch.
         """
         from smoothcert.certification.certify_loader import certify_loader  # which needs this class
 
