@@ -142,11 +142,17 @@ def test_run_waits_while_another_one_trains_its_teacher(images: ImageData, train
         train(recipe(epochs=1), images, tmp_path / "run", device="cpu", on_note=end_the_other_run)
     assert notes == [
         f"{tmp_path / home}: another run trains this teacher; this run waits for it and then uses it",
-        f"{tmp_path / 'run'}: first, its teacher is trained (1 epoch) and casts 40 votes for each of 192 images, "
-        f"in {tmp_path / home}",
+        f"{tmp_path / 'run'}: first, its teacher is trained (1 epoch; --set teacher.epochs=N changes it) and casts 40 "
+        f"votes for each of 192 images, in {tmp_path / home}",
     ]
     assert digest(tmp_path / home) == digest(trained / home)
     assert not list(tmp_path.glob(".*.lock"))
+
+
+def test_a_finished_teacher_only_casts_other_votes(images: ImageData, trained: Path, tmp_path: Path) -> None:
+    folder, notes = Path(shutil.copytree(trained, tmp_path / "copy")), list[str]()
+    train(recipe(epochs=1, teacher_votes=7), images, folder / "more", device="cpu", on_note=notes.append)
+    assert notes[0].startswith(f"{folder / 'more'}: first, its teacher casts 7 votes for each of 192 images, in ")
 
 
 def test_damaged_votes_are_counted_again(trained: Path, images: ImageData, tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from smoothcert.io.text import counted
 from smoothcert.models.precision import resolve_precision, with_kernels
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size
-from smoothcert.training.checkpoint import DAMAGE, load_run, tensors_digest, write_tensors
+from smoothcert.training.checkpoint import DAMAGE, load_run, read_model_file, tensors_digest, write_tensors
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.run_folder import RECIPE
+from smoothcert.training.run_folder import MODEL, RECIPE
 
 if TYPE_CHECKING:
     from smoothcert.training.setup import RunInProgress
@@ -46,8 +46,10 @@ def teacher_shares(
     with _one_run(home, run.options.on_note) if group.leads else nullcontext():
         group.wait()  # the other processes look for the teacher when the first one has the lock
         if group.leads and not path.exists():
+            finished = (home / MODEL).exists() and read_model_file(home / MODEL).epoch == teacher.epochs
+            epochs = f"{counted(teacher.epochs, 'epoch')}; --set teacher.epochs=N changes it"
             run.options.on_note(
-                f"{run.folder}: first, its teacher is trained ({counted(teacher.epochs, 'epoch')}) and casts "
+                f"{run.folder}: first, its teacher {'' if finished else f'is trained ({epochs}) and '}casts "
                 f"{recipe.teacher_votes:,} votes for each of {len(run.data):,} images, in {home}"
             )
         train(teacher, run.data, home, resume=(home / RECIPE).exists(), **kept)
