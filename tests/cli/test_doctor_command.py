@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from smoothcert.certification.certificates import read_certificates
+from smoothcert.cli.doctor import DoctorOptions
 from smoothcert.models import own_model
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.training.checkpoint import load_run
@@ -113,6 +114,8 @@ def test_the_printed_command_adapts_a_network_with_batch_norm(workplace: Path, r
     assert code == 0, err
     variance = float(load_file("adapted.safetensors")["0.running_var"])
     assert variance == pytest.approx(0.15**2 + 0.25, rel=0.05)  # of two shades, and of the noise
+    again = DoctorOptions(model="net.py:normed", init=Path("adapted.safetensors"), sigma=0.5)
+    assert str(again.adaptation(own_model("net.py:normed", 2))).endswith("--out adapted-adapted.safetensors")
     assert "smoothcert adapt" not in run_cli("doctor", *ONE_PIXEL, "--sigma", 0.5)[1]
 
 

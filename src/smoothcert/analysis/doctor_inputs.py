@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from smoothcert.classifier import Classifier, evaluating, logits_of
 from smoothcert.data import DATASETS, Normalization
+from smoothcert.io.text import counted
 from smoothcert.noise import HIDING_SIGMA
 from smoothcert.smoothing.accuracy import independent_accuracy
 
@@ -244,7 +245,7 @@ def check_width(outputs: int, classes: int | None) -> Finding | None:
         return None
     return Finding(
         "outputs",
-        f"the model has {outputs} outputs, and the data has {classes} classes",
+        f"the model has {counted(outputs, 'output')}, and the data has {classes} class{'' if classes == 1 else 'es'}",
         "write the names of all its outputs into a file, one per line, in their order, and pass --classes FILE "
         "(Python: load_dataset(..., classes=names))",
     )

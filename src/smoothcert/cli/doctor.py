@@ -18,6 +18,7 @@ from smoothcert.cli.options import (
     optional,
     show_table,
 )
+from smoothcert.training.run_folder import split_key
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.analysis.doctor import Diagnosis
@@ -74,7 +75,11 @@ class DoctorOptions(NetworkOptions):
 
         if not has_batch_norm(network):
             return None
-        out = "adapted.safetensors" if self.run is None else self.run.with_name(f"{self.run.name}-adapted")
+        if self.run is not None:
+            out = self.run.with_name(f"{self.run.name}-adapted")
+        else:  # not --init itself, which `adapt` would refuse to replace
+            before = [] if self.init is None else [split_key(self.init)[0].stem]
+            out = Path("-".join([*before, "adapted.safetensors"]))
         return command_line("adapt", *self._words(), "--out", out)
 
     def certification(self) -> str:

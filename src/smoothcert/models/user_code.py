@@ -185,7 +185,6 @@ def check_outputs(
     if given != [2, num_classes]:
         more = len(given) == 2 and given[1] > num_classes
         raise RequestError(
-            f"model: {name} gives {given} for 2 images, expected logits [2, {num_classes}]: "
-            f"the data has {num_classes} classes"
-            + ("; name the classes of all outputs: --classes FILE" if more else "; return one per class")
+            f"model: {name} gives {given} for 2 images, expected logits [2, {num_classes}], one per class of the data; "
+            + ("name the classes of all outputs: --classes FILE" if more else "change the network")
         )
