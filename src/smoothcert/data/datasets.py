@@ -188,11 +188,11 @@ def load_dataset(
 def _load(name: str, split: Split, folder: Path | str | None, options: Mapping[str, Any]) -> "Images":
     kind, _, path = name.partition(":")
     users = kind in ("folder", "npz") and path != ""
+    if kind == "torch" and path:
+        raise RequestError(f"{name}: a Dataset that `train` was given in Python; name its code: --dataset FILE.py:{path}")
     if not users and not is_data_code(name) and name not in DATASETS:
-        # Training in Python records the class of a Dataset that it was given.
-        otherwise = f"name its code: FILE.py:{path}" if kind == "torch" else "choose one of these"
         kind, own = ("folder", Path(name).is_dir()) if not name.endswith(".npz") else ("npz", Path(name).is_file())
-        hint = did_you_mean(name, DATASETS, otherwise, [f"{kind}:{name}"] if own else [])
+        hint = did_you_mean(name, DATASETS, "choose one of these", [f"{kind}:{name}"] if own else [])
         known = ", ".join([*DATASETS, *OWN_DATA])
         raise RequestError(f"expected a data set among {known}, got {name!r}; {hint}")
     if split not in get_args(Split):
