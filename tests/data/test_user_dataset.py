@@ -120,7 +120,7 @@ def test_names_of_the_same_data(workplace: Path) -> None:
         ("none.py:Grey", "none.py, which does not exist; correct the path"),
         ("no_such_module:Grey", "No module named 'no_such_module'); run where Python finds the module"),
         ("foldr:mine", "expected a data set among mnist, mnist-sample, cifar10, imagenet, folder:PATH, npz:PATH, FILE"),
-        ("torch:Grey", "torch:Grey: a Dataset that `train` was given in Python; name its code: --dataset FILE.py:Grey"),
+        ("torch:Grey", "torch:Grey: `train` was given this Dataset in Python; name it: --dataset FILE.py:Grey"),
         ("os:abort", "to be a class or a function that returns a torch Dataset, got builtin_function_or_method"),
         ("mine.py:five", "to be a class or a function that returns a torch Dataset, got int"),
         ("mine.py:number", "expected a map-style torch Dataset with __len__ and __getitem__, got int"),
