@@ -192,7 +192,7 @@ def test_on_cuda() -> None:
     assert torch.equal(a, b)
     image = torch.arange(28 * 28).remainder(256).view(28, 28) / torch.tensor(255.0)
     here = noise.noisy_floats(pixels(image), a.cpu(), noise.table())
-    there = noise.noisy_floats(pixels(image.to(device)), a, noise.table(device=device))
+    there = noise.noisy_floats(pixels(image.to(device)), a, noise.table(device))
     assert torch.equal(here, there.cpu())
 
 
@@ -204,17 +204,14 @@ def filled(noise: IntegerGaussian, like: Tensor, key: int, device: torch.device)
 
 def test_noise_depends_on_the_key_alone() -> None:
     noise = IntegerGaussian(0.25)
-    a, b, c, wide = (torch.empty(3, 5, 1, 150, 150, dtype=torch.int16) for _ in range(4))
+    a, b, c = (torch.empty(3, 5, 1, 150, 150, dtype=torch.int16) for _ in range(3))
     noise.fill(a, 2**64 - 1)
     torch.manual_seed(0)
     noise.fill(b, 2**64 - 1)
     noise.fill(c, 2**32 - 1)
     assert torch.equal(a, b)
     assert float((a == c).double().mean()) < 0.02
-    wide = wide.int()
-    noise.fill(wide, 2**64 - 1)
-    assert torch.equal(wide, a.int())
-    with pytest.raises(ValueError, match="int16 or int32"):
+    with pytest.raises(ValueError, match="expected int16"):
         noise.fill(torch.empty(3), 1)
 
 
@@ -230,7 +227,7 @@ def test_noise_that_rounds_to_zero() -> None:
 def test_table_and_lookup() -> None:
     noise = IntegerGaussian(0.25)
     assert (noise.lowest, noise.highest) == (-383, 255 + 383)
-    table = noise.table(torch.float32)
+    table = noise.table()
     assert len(table) == noise.highest - noise.lowest + 1
     exact = [Fraction(k, 255) for k in range(noise.lowest, noise.highest + 1)]
     assert table.tolist() == [float(np.float32(float(e))) for e in exact]
@@ -241,7 +238,6 @@ def test_table_and_lookup() -> None:
     assert floats[0].tolist() == pytest.approx([-3 / 255, 4 / 255, 252 / 255], rel=1e-7)
     assert floats[1].tolist() == pytest.approx([min((k + noise.reach) / 255, top) for k in (0, 7, 255)], rel=1e-7)
     assert floats[2].tolist() == pytest.approx([bottom, bottom, max((255 - noise.reach) / 255, bottom)], rel=1e-7)
-    assert noise.noisy_floats(images, shift, noise.table(torch.bfloat16)).dtype == torch.bfloat16
     for wrong in (images.float(), images.to(torch.uint8)):
         with pytest.raises(ValueError, match="signed integers"):
             noise.noisy_floats(wrong, shift, table)

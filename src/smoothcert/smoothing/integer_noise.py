@@ -102,19 +102,19 @@ class IntegerGaussian:
         """Upper end of the clamp: six sigma above white."""
         return 255 - self.lowest
 
-    def table(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
-        """k / 255 rounded to `dtype` for k = lowest..highest, the same bits on every device."""
+    def table(self, device: torch.device | str = "cpu") -> Tensor:
+        """k / 255 rounded to float32 for k = lowest..highest, the same bits on every device."""
         values = torch.arange(self.lowest, self.highest + 1, dtype=torch.float64, device="cpu") / 255
-        return values.to(dtype).to(device)
+        return values.float().to(device)
 
     def fill(self, out: Tensor, key: int) -> None:
-        """Fill `out` (int16 or int32, contiguous) with noise that depends on `key` (64 bits) alone.
+        """Fill `out` (int16, contiguous) with noise that depends on `key` (64 bits) alone.
 
         CPU and CUDA draw different numbers from the same distribution. Other devices get the numbers of the CPU,
         because it is not known how many random bits their generators give.
         """
-        if out.dtype not in (torch.int16, torch.int32):
-            raise ValueError(f"expected int16 or int32, got {out.dtype}")
+        if out.dtype != torch.int16:
+            raise ValueError(f"expected int16, got {out.dtype}")
         if out.device.type == "cuda":
             generator = torch.Generator(out.device).manual_seed(key)
             _draw_torch(out.view(-1), _threshold_tensor(self.sigma, out.device), generator)

@@ -132,7 +132,7 @@ class VoteCounter:
         shape = (slots, block, *images.shape[1:])
         noisy = torch.zeros(shape, device=images.device, dtype=torch.float32 if self.sound is None else torch.int16)
         base = images if self.sound is None else pixels(images)
-        table = None if self.sound is None else self.sound.table(device=images.device)
+        table = None if self.sound is None else self.sound.table(images.device)
         fill = self.noise.fill if self.sound is None else self.sound.fill
         bins = self.num_classes + 1
         counts = torch.zeros(len(images) * bins, dtype=torch.int64, device=images.device)
