@@ -72,6 +72,38 @@ def test_logits_are_those_of_the_library(transformers: Any, vit: Path) -> None:
     assert torch.equal(model(images[:, :1]), model(images[:, :1].expand(-1, 3, -1, -1)))  # grey images
 
 
+def with_processor(vit: Path, folder: Path, **fields: object) -> Path:
+    """A copy of `vit` with another preprocessing."""
+    shutil.copytree(vit, folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps({**PROCESSOR, **fields}))
+    return folder
+
+
+@pytest.mark.parametrize("edge", [17, 18, 19, 21, 23])
+def test_the_centre_is_that_of_the_library(transformers: Any, vit: Path, tmp_path: Path, edge: int) -> None:
+    """Where the margins are odd, the corner is rounded down."""
+    crop = {"do_center_crop": True, "crop_size": {"height": 16, "width": 16}, "size": {"shortest_edge": edge}}
+    folder = with_processor(vit, tmp_path / "clip", image_processor_type="CLIPImageProcessor", **crop)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 24, 3), dtype=np.uint8)
+    expected = transformers.AutoImageProcessor.from_pretrained(folder)(Image.fromarray(pixels), return_tensors="pt")
+    given = load_hub(f"hf:{folder}").preprocess(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255)
+    assert (given - expected["pixel_values"]).abs().mean() < 0.01
+
+
+def test_preprocessing_with_further_steps_is_refused(vit: Path, tmp_path: Path) -> None:
+    """LeViT's processor scales the shorter side to 256/224 of its setting, which the setting does not show."""
+    crop = {"crop_size": {"height": 16, "width": 16}, "size": {"shortest_edge": 16}, "do_center_crop": True}
+    folder = with_processor(vit, tmp_path / "levit", image_processor_type="LevitImageProcessor", **crop)
+    with pytest.raises(RequestError, match="expected scaling, cropping and normalisation, got LevitImageProcessor"):
+        load_hub(f"hf:{folder}")
+
+
+def test_a_network_of_timm_in_transformers_is_preprocessed_as_in_timm() -> None:
+    settings = {"input_size": (3, 224, 224), "crop_pct": 0.9, "interpolation": "bicubic", "mean": MEAN, "std": STD}
+    fields = {"image_processor_type": "TimmWrapperImageProcessor", "data_config": settings}
+    assert Preprocessing.of_processor(fields) == Preprocessing.of_timm(settings)
+
+
 def test_noise_is_added_before_the_preprocessing(vit: Path) -> None:
     """Votes are those of images + noise at the size of the input, whatever size the network wants."""
     model, seen = load_hub(f"hf:{vit}"), []

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from smoothcert.classifier import logits_of
@@ -20,6 +22,9 @@ from smoothcert.models.preprocessing import Preprocess, Preprocessing
 
 WEIGHTS = "model.safetensors"
 LIBRARIES = {"hf": "transformers", "timm": "timm"}
+LARGEST_DIFFERENCE = 0.1
+"""Mean difference of pixels, as a share of their standard deviation: libraries round scaled pixels to bytes, which
+gives less than a tenth of this."""
 
 
 def is_hub(name: str) -> bool:
@@ -83,7 +88,7 @@ def _from_transformers(name: str, folder: Path | None) -> HubClassifier:
         network, info = transformers.AutoModelForImageClassification.from_pretrained(
             source, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
         )
-        processor = transformers.AutoImageProcessor.from_pretrained(source, **options).to_dict()
+        processor = transformers.AutoImageProcessor.from_pretrained(source, **options)
     if missing := sorted(info["missing_keys"]):
         raise RequestError(
             f"expected the weights of a trained classifier, got a file without {', '.join(missing[:3])}; give one that "
@@ -92,10 +97,24 @@ def _from_transformers(name: str, folder: Path | None) -> HubClassifier:
     labels = network.config.id2label
     names = [str(labels[index]) for index in sorted(labels)]
     default = [f"LABEL_{index}" for index in range(len(names))]
-    channels = getattr(network.config, "num_channels", 3)
-    return HubClassifier(
-        network, Preprocessing.of_processor(processor), None if names == default else names, channels == 1
-    )
+    grey = getattr(network.config, "num_channels", 3) == 1
+    steps = Preprocessing.of_processor(processor.to_dict())
+    if not grey:
+        _compare(steps, processor)
+    return HubClassifier(network, steps, None if names == default else names, grey)
+
+
+def _compare(steps: Preprocessing, processor: Any) -> None:
+    """Refuse a processor of transformers that makes something else of a colour image than `steps`."""
+    height, width = (61, 48) if steps.crop is None else (steps.crop[0] + 23, steps.crop[1] + 10)
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    expected = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+    given = Preprocess(steps)(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255)
+    if given.shape != expected.shape or (given - expected).abs().mean() > LARGEST_DIFFERENCE * expected.std():
+        raise RequestError(
+            f"preprocessing: expected scaling, cropping and normalisation, got {type(processor).__name__}, which gives "
+            "other pixels; give another classifier"
+        )
 
 
 def _from_timm(name: str, folder: Path | None) -> HubClassifier:

@@ -32,10 +32,14 @@ class Preprocessing:
     """Of `torch.nn.functional.interpolate`."""
     flipped: bool = False
     """Whether the channels are in the order blue, green, red."""
+    rounded_down: bool = True
+    """Whether the corner of the centre is rounded down, as in transformers, or to the nearest pixel, as in timm."""
 
     @classmethod
     def of_processor(cls, fields: Mapping[str, Any]) -> "Preprocessing":
         """The preprocessing of an image processor of transformers, from its fields; an unknown step is refused."""
+        if "data_config" in fields:  # of a network of timm
+            return cls.of_timm(fields["data_config"])
         if steps := [step for step in UNSUPPORTED if fields.get(step)]:
             raise RequestError(f"preprocessing: expected scaling, cropping and normalisation, got {steps[0]} as well")
         size = fields.get("size") if fields.get("do_resize") else None
@@ -71,7 +75,7 @@ class Preprocessing:
         modes = {"bilinear": "bilinear", "nearest": "nearest-exact"}
         mode = modes.get(fields.get("interpolation", ""), "bicubic")
         size = larger if whole else larger[0]
-        return cls(tuple(fields["mean"]), tuple(fields["std"]), size, (height, width), mode)
+        return cls(tuple(fields["mean"]), tuple(fields["std"]), size, (height, width), mode, rounded_down=False)
 
 
 class Preprocess(nn.Module):
@@ -87,7 +91,7 @@ class Preprocess(nn.Module):
         self.register_buffer("std", torch.tensor(steps.std).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = _centre(_scaled(images.float(), self.steps), self.steps.crop)
+        x = _centre(_scaled(images.float(), self.steps), self.steps)
         x = x.flip(1) if self.steps.flipped else x
         return (x - self.mean.float()) / self.std.float()
 
@@ -103,12 +107,13 @@ def _scaled(images: Tensor, steps: Preprocessing) -> Tensor:
     return functional.interpolate(images, target, mode=steps.mode, antialias=steps.mode != "nearest-exact")
 
 
-def _centre(images: Tensor, crop: tuple[int, int] | None) -> Tensor:
-    if crop is None:
+def _centre(images: Tensor, steps: Preprocessing) -> Tensor:
+    if steps.crop is None:
         return images
-    height, width = images.shape[-2:]
-    top, left = max(0, round((height - crop[0]) / 2)), max(0, round((width - crop[1]) / 2))
-    return images[..., top : top + crop[0], left : left + crop[1]]
+    (height, width), (rows, columns) = images.shape[-2:], steps.crop
+    corner = math.floor if steps.rounded_down else round
+    top, left = max(0, corner((height - rows) / 2)), max(0, corner((width - columns) / 2))
+    return images[..., top : top + rows, left : left + columns]
 
 
 def _height_and_width(size: object) -> tuple[int, int] | None:
