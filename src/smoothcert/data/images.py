@@ -68,7 +68,7 @@ class ImageData(Dataset[tuple[Tensor, int]]):
 
     def to(self, device: torch.device | str) -> "ImageData":
         """The same data on `device`."""
-        return self._with(self.images.to(device), self.labels.to(device))
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images `indices` as float32 [b, c, h, w] in [0, 1] and their labels [b], on the device of the data.
@@ -100,17 +100,14 @@ class ImageData(Dataset[tuple[Tensor, int]]):
     def subset(self, indices: Tensor) -> "ImageData":
         """The images and labels at `indices` (int64 [m]), in that order, which are numbered from 0."""
         indices = indices.to(self.images.device)
-        part = self._with(self.images.index_select(0, indices), self.labels.index_select(0, indices))
-        return replace(part, split=f"part of {self.split}")
+        images, labels = (values.index_select(0, indices) for values in (self.images, self.labels))
+        return replace(self, images=images, labels=labels, split=f"part of {self.split}")
 
     def digest(self) -> str:
         """SHA-256 of shape, labels and pixels, in order."""
         digest = labels_digest(self.images.shape, self.num_classes, self.labels)
         digest.update(self.images.cpu().contiguous().numpy().data)
         return digest.hexdigest()
-
-    def _with(self, images: Tensor, labels: Tensor) -> "ImageData":
-        return replace(self, images=images, labels=labels)
 
 
 def flip_and_crop(images: Tensor, uniform: Tensor) -> Tensor:
