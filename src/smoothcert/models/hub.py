@@ -139,26 +139,23 @@ def _refuse_absent(name: str, folder: Path | None, repository: str) -> Path:
                 raise RequestError(f"expected a folder with config.json and {WEIGHTS}, got one without {needed}")
         return folder / WEIGHTS
     hub = _imported("huggingface_hub")
-    found = None
+    paths: list[object] = []
     if repository:
         try:
-            found = next(
-                (path for file in (WEIGHTS, f"{WEIGHTS}.index.json")
-                 if isinstance(path := hub.try_to_load_from_cache(repository, file), str)),
-                None,
-            )  # fmt: skip
+            paths = [hub.try_to_load_from_cache(repository, file) for file in (WEIGHTS, f"{WEIGHTS}.index.json")]
         except ValueError as error:  # not the name of a repository
             raise RequestError(
                 f"expected a folder or the name of a repository, got neither ({one_line(error)[:80]}); correct it"
             ) from None
-    if found is None:
+    cached = [path for path in paths if isinstance(path, str)]
+    if not cached:
         advice = (
             f"download it once with `hf download {repository}`, or give a folder" if repository else "give a folder"
         )
         raise RequestError(
             f"expected {WEIGHTS} of {name} in a folder or in the cache of Hugging Face, got none; {advice}"
         )
-    return Path(found)
+    return Path(cached[0])
 
 
 def _imported(package: str) -> Any:
