@@ -478,10 +478,10 @@ def test_brackets_in_paths_are_printed(name: str, tmp_path: Path) -> None:
 
 def test_failed_runs_are_reported_even_if_the_report_fails(tmp_path: Path) -> None:
     good, bad = finished_in(tmp_path, seeds=(0, 3))
-    (good.folder / "metrics.jsonl").write_text("torn\n{}\n")
-    with pytest.raises(WorkError, match=r"metrics\.jsonl") as alone:
+    (good.folder / "recipe.yaml").write_text("torn: [")
+    with pytest.raises(WorkError, match=r"recipe\.yaml") as alone:
         reproduced(request(out=tmp_path), [good])
-    with pytest.raises(WorkError, match=r"1 of 2 runs failed.*gaussian-0\.5-seed3: no weights.*metrics\.jsonl") as both:
+    with pytest.raises(WorkError, match=r"1 of 2 runs failed.*gaussian-0\.5-seed3: no weights.*recipe\.yaml") as both:
         reproduced(request(out=tmp_path), [good, replace(bad, problem="no weights")])
     assert str(both.value).endswith(str(alone.value))
 
