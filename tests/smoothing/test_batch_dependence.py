@@ -1,5 +1,6 @@
 """Votes must be independent: which classifiers are refused, and which random ones are not."""
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -210,6 +211,28 @@ def test_independent_votes_are_accepted(name: str) -> None:
     for seed in range(6):
         torch.manual_seed(seed)
         examine(INDEPENDENT[name](), seed)
+
+
+def test_random_numbers_of_another_generator_than_that_of_torch_are_seen() -> None:
+    """Two calls in a row often draw the same number, here whether to flip."""
+    classify = linear()
+    for seed in range(3, 7):
+        draws = random.Random(seed)
+
+        def flipped(images: Tensor, draws: random.Random = draws) -> Tensor:
+            return images.flip(-1) if draws.random() < 0.5 else images
+
+        with pytest.raises(RequestError, match=rf"{DRAWS}|depend on one input alone"):
+            examine(lambda x: classify(flipped(x)), seed)
+        examine(lambda x: classify(torch.stack([flipped(image) for image in x])), seed)
+
+
+def test_a_rare_change_of_all_inputs_at_once_is_seen() -> None:
+    classify = linear()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        with pytest.raises(RequestError, match=DRAWS):
+            examine(lambda x: classify(x.flip(-1) if torch.rand(()) < 0.1 else x), seed)
 
 
 def test_the_generator_of_the_user_is_left_alone() -> None:

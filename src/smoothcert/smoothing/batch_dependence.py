@@ -23,9 +23,14 @@ SAME = 0.05
 """Largest difference of equal logits, as a share of the largest one: rounding may depend on the batch."""
 JITTER = 1e-3
 """Largest difference, as a share of the largest logit, that is attributed to the order of additions on a GPU."""
-SEEDS, STEPS, FEW_CALLS = 3, 8, 8
+SEEDS, STEPS = 3, 8
+CALLS = 8
+"""Number of calls with the same inputs that show whether logits are random: a network may draw by other generators than
+those of torch, and one that flips a batch every second time gives the same logits twice with probability 1/2."""
 DRAWS = 64
-"""Largest number of random logits of each batch in a test."""
+"""Number of random logits of each batch in a test of their distribution."""
+SHARED_DRAWS, UNCHANGED_DRAWS = 500, 40
+"""Largest number of random logits in the test for shared draws; and if all of them were the same so far."""
 LEVEL = 1e-6
 """Significance level of the tests on random logits."""
 EQUAL_CALLS, PLACES = 10, 8
@@ -65,23 +70,22 @@ def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor
             "model: expected logits that depend on one input alone, got others for the same input in another place of "
             "the batch, the same in each call; remove seeds that are set in each call, such as torch.manual_seed(0)"
         )
-    again = _pass(classifier, pair, 0)
-    if depends_on_batch(classifier, pair, logits, again):
+    is_random = _is_random(classifier, pair, logits)
+    if depends_on_batch(classifier, pair, logits, is_random):
         raise RequestError(
             "model: expected logits that depend on one input alone, got others for the same input next to another one; "
             "use model.eval(), batch norm with running statistics, and nothing that is kept from one call to the next"
         )
-    if _is_random(again, logits) and _draws_are_shared(classifier, pair):
+    if is_random and _draws_are_shared(classifier, pair):
         raise RequestError(
             "model: expected random numbers of its own for each input, got the same ones for all inputs of a batch; "
             "draw them for each input, or not at all"
         )
 
 
-def depends_on_batch(classifier: Classifier, pair: Tensor, logits: Tensor, again: "_Pass | None" = None) -> bool:
+def depends_on_batch(classifier: Classifier, pair: Tensor, logits: Tensor, is_random: bool | None = None) -> bool:
     """Whether the logits of an input, or their distribution if they are random, depend on the inputs next to it."""
-    again = again or _pass(classifier, pair, 0)
-    if not _is_random(again, logits):
+    if not (_is_random(classifier, pair, logits) if is_random is None else is_random):
         return _neighbours_matter(classifier, pair[0])
     different = _brighter(pair[1])
     if _pass(classifier, torch.stack([pair[0], different]), 0).first.isnan().any():
@@ -190,12 +194,12 @@ def _draws_are_shared(classifier: Classifier, pair: Tensor) -> bool:
     first or second call is a counterexample.
     """
     closer = 0
-    for draw in range(DRAWS):
+    for draw in range(SHARED_DRAWS):
         (first, second), (elsewhere, _) = (_pass(classifier, pair, 2 * draw + odd).logits for odd in (0, 1))
         within, between = (float((first - row).abs().max()) for row in (second, elsewhere))
         jitter = JITTER * float(first.abs().max())
         closer += between - within > jitter
-        if not within <= between + jitter or (closer == 0 and draw == FEW_CALLS):
+        if not within <= between + jitter or (closer == 0 and draw == UNCHANGED_DRAWS):
             return False
         if 0.5**closer <= LEVEL:
             return True
@@ -237,10 +241,13 @@ def _generator_states(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def _is_random(again: _Pass, logits: Tensor) -> bool:
-    """Whether the same inputs got other logits than `logits`, or random numbers were drawn for them."""
-    drawn = any(not torch.equal(start, end) for start, end in zip(again.starts, again.ends, strict=True))
-    return drawn or not torch.equal(again.first, logits[0].float())
+def _is_random(classifier: Classifier, pair: Tensor, logits: Tensor) -> bool:
+    """Whether `pair` gets other logits than `logits` in one of several calls, or torch draws random numbers for it."""
+    for again in (_pass(classifier, pair, 0) for _ in range(CALLS)):
+        drawn = any(not torch.equal(start, end) for start, end in zip(again.starts, again.ends, strict=True))
+        if drawn or not torch.equal(again.first, logits[0].float()):
+            return True
+    return False
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
