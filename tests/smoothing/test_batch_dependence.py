@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -229,10 +230,14 @@ def test_random_numbers_of_another_generator_than_that_of_torch_are_seen() -> No
 
 def test_a_rare_change_of_all_inputs_at_once_is_seen() -> None:
     classify = linear()
-    for seed in range(5):
-        torch.manual_seed(seed)
-        with pytest.raises(RequestError, match=DRAWS):
-            examine(lambda x: classify(x.flip(-1) if torch.rand(()) < 0.1 else x), seed)
+    draws: tuple[Callable[[], float], ...] = (lambda: float(torch.rand(())), random.random, np.random.random)
+    for draw in draws:
+        for seed in range(2):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
+            with pytest.raises(RequestError, match=DRAWS):
+                examine(lambda x: classify(x.flip(-1) if draw() < 0.1 else x), seed)  # noqa: B023
 
 
 def test_the_generator_of_the_user_is_left_alone() -> None:

@@ -1,10 +1,12 @@
 """Refuse classifiers whose votes are not independent: logits that depend on the other inputs of the batch."""
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +27,8 @@ JITTER = 1e-3
 """Largest difference, as a share of the largest logit, that is attributed to the order of additions on a GPU."""
 SEEDS, STEPS = 3, 8
 CALLS = 8
-"""Number of calls with the same inputs that show whether logits are random: a network may draw by other generators than
-those of torch, and one that flips a batch every second time gives the same logits twice with probability 1/2."""
+"""Number of calls with the same inputs that show whether logits are random: a network may have a generator
+of its own, and one that flips a batch every second time gives the same logits twice with probability 1/2."""
 DRAWS = 64
 """Number of random logits of each batch in a test of their distribution."""
 SHARED_DRAWS, UNCHANGED_DRAWS = 500, 40
@@ -162,9 +164,7 @@ def _random_logits_depend(classifier: Classifier, image: Tensor, different: Tens
             continue
         steps = [_pass(classifier, batch, seed) for batch in others]
         repeatable &= torch.equal(steps[0].first, mixed.first)
-        repeatable &= all(
-            torch.equal(one, two) for step in steps for one, two in zip(step.ends, alone.ends, strict=True)
-        )
+        repeatable &= all(step.end == alone.end for step in steps)
         if repeatable and all(not torch.equal(one.first, two.first) for one, two in pairwise(steps)):
             return True
     return not repeatable and _distributions_differ(classifier, four, others[0])
@@ -222,8 +222,8 @@ class _Pass:
     """The logits [n, classes] of a batch, and the states of the generators before and after it."""
 
     logits: Tensor
-    starts: list[Tensor]
-    ends: list[Tensor]
+    start: list[object]
+    end: list[object]
 
     @property
     def first(self) -> Tensor:
@@ -232,20 +232,22 @@ class _Pass:
 
 def _pass(classifier: Classifier, batch: Tensor, seed: int) -> _Pass:
     with seeded(batch.device, seed), torch.no_grad():
-        starts = _generator_states(batch.device)
+        start = _generator_states(batch.device)
         logits = logits_of(classifier(batch)).float().clone()  # a classifier may reuse the memory of its output
-        return _Pass(logits, starts, _generator_states(batch.device))
+        return _Pass(logits, start, _generator_states(batch.device))
 
 
-def _generator_states(device: torch.device) -> list[Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+def _generator_states(device: torch.device) -> list[object]:
+    """The states of the generators of torch, which `seeded` sets, and of Python and numpy, which it does not."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    _, numbers, *place = np.random.get_state(legacy=True)
+    return [*(state.numpy().tobytes() for state in states), random.getstate(), np.asarray(numbers).tobytes(), place]
 
 
 def _is_random(classifier: Classifier, pair: Tensor, logits: Tensor) -> bool:
-    """Whether `pair` gets other logits than `logits` in one of several calls, or torch draws random numbers for it."""
+    """Whether `pair` gets other logits than `logits` in one of several calls, or random numbers are drawn for it."""
     for again in (_pass(classifier, pair, 0) for _ in range(CALLS)):
-        drawn = any(not torch.equal(start, end) for start, end in zip(again.starts, again.ends, strict=True))
-        if drawn or not torch.equal(again.first, logits[0].float()):
+        if again.start != again.end or not torch.equal(again.first, logits[0].float()):
             return True
     return False
 
