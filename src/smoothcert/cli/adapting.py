@@ -55,5 +55,5 @@ def adapt(
         write_tensors(out, network.state_dict(), {CHANGE: dict(about)})
         words = ["--model", model, "--init", out, *request.words(), "--sigma", sigma]
         onwards = command_line("certify", *words, "--out", out.with_suffix(""))
-    console.print(f"adapted to {about['images']:,} images at sigma {about['sigma']:g}: {out}", soft_wrap=True)
-    console.print(f"it is another network than before; next: {onwards}", soft_wrap=True)
+    console.print(f"adapted to {about['images']:,} images at sigma {about['sigma']:g}: {out}")
+    console.print(f"it is another network than before; next: {onwards}")

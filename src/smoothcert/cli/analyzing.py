@@ -221,4 +221,4 @@ def _output(out: Path, name: str, format_: str, force: bool, texts: tuple[str, .
 
 def _write(output: "Output", texts: dict[str, str], draw: "Callable[[], Figure]") -> None:
     for path in output.write(texts, draw):
-        console.print(f"wrote {path}", soft_wrap=True)
+        console.print(f"wrote {path}")

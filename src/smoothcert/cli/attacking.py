@@ -137,7 +137,7 @@ def print_attacks(file: "AttacksFile", radii: Sequence[float], onwards: str) -> 
 
     accuracies = [(f"{r:g}", f"{empirical_accuracy(file.rows, r):.1%}") for r in (0.0, *radii)]
     show_table(["radius", "accuracy under attack, at most"], accuracies)
-    console.print(f"wrote {file.path}; next: {onwards}", soft_wrap=True)
+    console.print(f"wrote {file.path}; next: {onwards}")
     for row in file.contradictions:
         radius = row.certified_radius or 0.0
         found = f"falls at {row.distance:.4f}" if row.distance < radius else "has another class as it is"

@@ -159,7 +159,7 @@ def certify(
             certify_target(request, target, request.images(target.first), torch_device, group) for target in targets
         ]
         if group.leads:
-            request.console.print(last_line(written), soft_wrap=True)
+            request.console.print(last_line(written))
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -180,7 +180,7 @@ def merge(
     from smoothcert.report.progress import print_note
 
     rows = merge_certificates(files, out, partial=partial, on_note=lambda text: print_note(console, text))
-    console.print(f"wrote {rows} rows to {out}; next: {command_line('report', out)}", soft_wrap=True)
+    console.print(f"wrote {rows} rows to {out}; next: {command_line('report', out)}")
 
 
 def compress(
@@ -199,7 +199,7 @@ def compress(
     for _, path in find_certificates(paths):
         size = path.stat().st_size
         if (reason := compress_certificates(path)) is not None:
-            console.print(f"{path}: left as it is: {reason}", soft_wrap=True, markup=False)
+            console.print(f"{path}: left as it is: {reason}")
         else:
             sizes[compressed_form(path)] = size
         recipe = recipe_of_certificates(path)
@@ -208,7 +208,7 @@ def compress(
             if compress_metrics(metrics, load_run_recipe(recipe).epochs):
                 sizes[compressed_form(metrics)] = size
     before, after = sum(sizes.values()), sum(path.stat().st_size for path in sizes)
-    console.print(f"compressed {len(sizes)} files from {before / 1e3:,.0f} to {after / 1e3:,.0f} kB", soft_wrap=True)
+    console.print(f"compressed {len(sizes)} files from {before / 1e3:,.0f} to {after / 1e3:,.0f} kB")
 
 
 def recertify(
@@ -232,7 +232,7 @@ def recertify(
     target = out if out is not None else file.with_name("-".join(words) + (file.name.removeprefix(stem(file)) or PLAIN))
     rows = recompute(file, target, alpha=alpha, bound=bound)
     total = read_content(file, "a certificates file").count(b"\n") - 1  # a log has rows that cannot be recomputed
-    console.print(f"wrote {rows:,} of {total:,} rows to {target}", soft_wrap=True)
+    console.print(f"wrote {rows:,} of {total:,} rows to {target}")
     if target.parent == file.parent and file.parent.name == CERTIFICATES:
         text = f"reports about {file.parent.parent} now show both files, and do not rank them; --out writes elsewhere"
         print_note(console, text)

@@ -162,7 +162,7 @@ def certify_target(
     if not group.leads:
         return target
     rows = file.rows
-    console.print(spent_votes(rows, settings.n), soft_wrap=True)
+    console.print(spent_votes(rows, settings.n))
     if others := {row.index for row in rows}.difference(indices):
         more = f"{target.path.name} holds {len(others):,} images that an earlier call chose as well"
         apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"

@@ -84,9 +84,7 @@ def train_denoiser(
         compiling=compile_,
     )
     if leads():
-        console.print(
-            f"trained {out}; {next_step(out, recipe.dataset, classifier, classifier_init, files)}", soft_wrap=True
-        )
+        console.print(f"trained {out}; {next_step(out, recipe.dataset, classifier, classifier_init, files)}")
 
 
 def next_step(out: Path, dataset: str, classifier: str | None, init: Path | None, files: ImageOptions) -> str:

@@ -122,12 +122,12 @@ def doctor(
         ways = request.fine_tuning(loaded), request.denoiser(loaded), request.certification()
         show_ways_forward(diagnosis, *ways, adaptation)
     elif "batch-statistics" in codes and adaptation is not None:
-        console.print(f"next: {adaptation}", soft_wrap=True, markup=False, highlight=False)
+        console.print(f"next: {adaptation}")
     measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
     written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
-    console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"), soft_wrap=True)
+    console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"))
     if diagnosis.healthy:
-        console.print(f"next: {request.certification()}", soft_wrap=True)
+        console.print(f"next: {request.certification()}")
 
 
 def load_subject(request: DoctorOptions, run: "Run | None", device: str) -> "tuple[Classifier, Images]":
@@ -146,14 +146,12 @@ def load_subject(request: DoctorOptions, run: "Run | None", device: str) -> "tup
 
 def show(diagnosis: "Diagnosis") -> None:
     """Print the table of accuracies and the findings."""
-    console.print(
-        f"{diagnosis.model} on {diagnosis.images} images of {diagnosis.dataset}", highlight=False, soft_wrap=True
-    )
+    console.print(f"{diagnosis.model} on {diagnosis.images} images of {diagnosis.dataset}")
     measured = ((0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise)
     show_table(["sigma", "accuracy"], [(f"{sigma:.3g}", f"{accuracy:.1%}") for sigma, accuracy in measured])
     for number, finding in enumerate(diagnosis.findings, start=1):
-        console.print(f"{number}. {finding.code}: {finding.problem}", soft_wrap=True, markup=False, highlight=False)
-        console.print(f"what to do: {finding.advice}", soft_wrap=True, markup=False, highlight=False)
+        console.print(f"{number}. {finding.code}: {finding.problem}")
+        console.print(f"what to do: {finding.advice}")
 
 
 def show_ways_forward(
@@ -177,4 +175,4 @@ def show_ways_forward(
         )
         lines.append(f"  {adaptation}")
     for line in lines:
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        console.print(line)

@@ -35,7 +35,7 @@ def presets(
         table.add_row(key, " / ".join(f"{s:g}" for s in entry.sigmas), shown)
     console.print(table)
     if ours := [key for key in chosen if key.endswith("/best")]:
-        console.print(f"for a large ACR: {', '.join(ours)} (docs/best-recipe.md)", soft_wrap=True)
+        console.print(f"for a large ACR: {', '.join(ours)} (docs/best-recipe.md)")
 
 
 def papers(
@@ -61,7 +61,7 @@ def papers(
         sigmas = sorted({float(row["sigma"]) for row in rows if row.get("sigma")})
         listed.add_row(name, dataset_of(name), str(len(rows)), " / ".join(f"{sigma:g}" for sigma in sigmas) or "-")
     console.print(listed)
-    console.print(f"next: {command_line('papers', 'smoothmix/table2')}", soft_wrap=True)
+    console.print(f"next: {command_line('papers', 'smoothmix/table2')}")
 
 
 def datasets() -> None:

@@ -193,6 +193,4 @@ def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
         f"{about['alpha']}; {radius_text(about['largest_radius'])} is the most that n = {about['n']:,} votes can show"
         + ("; it is reached here: raise --n for more" if reached and not randomized else "")
         + ("; each radius depends on a coin: do not choose among repeated calls" if randomized else ""),
-        soft_wrap=True,
-        highlight=False,
     )

@@ -47,8 +47,8 @@ def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and repor
         with certification_bar(folder.name, images) as show:
             certify_dataset(load_run(folder), test_data, path, settings, on_progress=show)
     report_runs(folders, out / "report", ("md", "html", "png"))
-    console.print(f"{images} test images, n = {VOTES:,} votes: a small budget for a first look.", soft_wrap=True)
-    console.print(f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a", soft_wrap=True)
+    console.print(f"{images} test images, n = {VOTES:,} votes: a small budget for a first look.")
+    console.print(f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a")
 
 
 def train_method(name: str, folder: Path, data: "Images | None" = None) -> None:

@@ -172,7 +172,7 @@ def print_report(written: "Report") -> None:
     for shown in terminal_report(written.contents, console.width):
         console.print(shown)
     for path in written.written:
-        console.print(f"wrote {path}", soft_wrap=True)
+        console.print(f"wrote {path}")
 
 
 def report_runs(runs: Sequence[Path], out: Path, formats: Sequence[str], data: Path | None = None) -> None:
@@ -209,7 +209,7 @@ def _check(folder: Path, request: ReportRequest) -> None:
     contents = read_contents(request.paths, request.choices())
     differences = differing_numbers(folder, contents)
     for line in differences[:MOST_SHOWN]:
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line)
     if differences:
         raise WorkError(f"{folder}: {counted(len(differences), 'difference')} from the certificates; report again")
-    console.print(f"{folder}: every number agrees with the certificates", soft_wrap=True, markup=False)
+    console.print(f"{folder}: every number agrees with the certificates")

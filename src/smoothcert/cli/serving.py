@@ -73,11 +73,9 @@ def serve(
         print_warning(console, f"anyone who reaches {host} can use this server; give a --token FILE")
     for served in service.models:
         noise = served.counter.noise
-        console.print(
-            f"serving {served.name} ({noise.name} noise, sigma {noise.sigma:g}, {torch_device.type})", soft_wrap=True
-        )
+        console.print(f"serving {served.name} ({noise.name} noise, sigma {noise.sigma:g}, {torch_device.type})")
     url = address(listener)
-    console.print(f"open {url} in a browser, or POST images to {url}/v1/predict; Ctrl+C stops", soft_wrap=True)
+    console.print(f"open {url} in a browser, or POST images to {url}/v1/predict; Ctrl+C stops")
     serve(service, listener, secret)
     console.print("stopped")
 

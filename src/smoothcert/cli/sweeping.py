@@ -75,7 +75,7 @@ def sweep(
     runs = [with_estimate(run, resources, torch_device) for run in planned]
     console.print(plan_table(runs))
     if sum(run.seconds for run in runs) > LONG:
-        console.print("fewer votes (--n) or images (--skip) take less", soft_wrap=True)
+        console.print("fewer votes (--n) or images (--skip) take less")
     if dry_run:
         return
     built_in = all(is_built_in(recipe.objective) for recipe in recipes.values())

@@ -123,7 +123,7 @@ def train(
         again: list[object] = ["--model", recipe.model] if is_code(recipe.model) else []
         again += ["--dataset", recipe.dataset] if is_data_code(recipe.dataset) else []
         onwards = command_line("certify", out, *again, *replace(files, channels=None).words())
-        console.print(f"trained {out}; next: {onwards}", soft_wrap=True)
+        console.print(f"trained {out}; next: {onwards}")
 
 
 def load_teacher(folders: Sequence[Path], recipe: "TrainRecipe", images: "Images") -> tuple["nn.Module", "Images"]:
@@ -244,7 +244,7 @@ def import_(
     if warning:
         print_warning(console, warning)
     onwards = command_line("certify", out, *data_option(data))
-    console.print(f"imported {out}; next: {onwards}", soft_wrap=True)
+    console.print(f"imported {out}; next: {onwards}")
 
 
 def export(
@@ -258,6 +258,6 @@ def export(
 
     exported = export_run(run, out, code=model)
     change = exported.provenance["weights"]["largest_change"]
-    console.print(f"exported {out}; no weight changed by more than {change:.1e}", soft_wrap=True)
+    console.print(f"exported {out}; no weight changed by more than {change:.1e}")
     code = ["--model", model] if model is not None else []
-    console.print(f"it is another network than {run}; next: {command_line('certify', out, *code)}", soft_wrap=True)
+    console.print(f"it is another network than {run}; next: {command_line('certify', out, *code)}")

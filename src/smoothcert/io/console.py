@@ -25,6 +25,11 @@ class PlainConsole(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print strings in one colour and without line breaks, as commands in them are copied; tables fit the width."""
+        as_is = {"soft_wrap": True, "highlight": False} if all(isinstance(each, str) for each in objects) else {}
+        super().print(*objects, **{**as_is, **options})
+
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(one_line(text), **options)
 
