@@ -6,28 +6,24 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from smoothcert.cli.completion import complete_objective, complete_preset
 from smoothcert.cli.options import NOISE_LEVEL, command_line, console, show_table
 from smoothcert.errors import RequestError
 
 
 def presets(
-    name: Annotated[
-        str | None, typer.Argument(help="Print this preset's recipe.", autocompletion=complete_preset)
-    ] = None,
+    preset: Annotated[str | None, typer.Argument(help="Print this preset's recipe.")] = None,
     sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL)] = None,
 ) -> None:
     """List the published runs and our own recipes, or print the recipe of one."""
-    from smoothcert.papers.presets import PRESETS, preset
+    from smoothcert.papers.presets import PRESETS
+    from smoothcert.papers.presets import preset as find_preset
 
-    if name is not None and name in PRESETS:
-        print(preset(name, sigma).to_yaml(), end="")
+    chosen = {key: entry for key, entry in PRESETS.items() if key.startswith(preset or "")}
+    if preset in PRESETS or not chosen:
+        print(find_preset(str(preset), sigma).to_yaml(), end="")
         return
-    chosen = {key: entry for key, entry in PRESETS.items() if name is None or key.startswith(name)}
-    if not chosen:
-        preset(str(name))
     if sigma is not None:
-        raise RequestError(f"--sigma: expected the name of one preset with it, got {name or 'none'}; give one")
+        raise RequestError(f"--sigma: expected the name of one preset with it, got {preset or 'none'}; give one")
     table = Table(Column("preset", overflow="fold"), "sigma", "published ACR")
     for key, entry in chosen.items():
         values = (entry.published_acr(s) for s in entry.sigmas)
@@ -79,24 +75,20 @@ def models() -> None:
 
 
 def objectives(
-    name: Annotated[
-        str | None, typer.Argument(help="Show this method's fields.", autocompletion=complete_objective)
-    ] = None,
+    objective: Annotated[str | None, typer.Argument(help="Show this method's fields.")] = None,
 ) -> None:
     """List the training methods, or the hyper-parameters of one."""
     from smoothcert.objectives import OBJECTIVES
 
-    if name is None:
+    if objective is None:
         show_registry({key: (kind.__doc__ or "").splitlines()[0] for key, kind in OBJECTIVES.items()})
         return
-    if name not in OBJECTIVES and ":" not in name:
-        raise RequestError(f"objective: expected one of {', '.join(OBJECTIVES)}, or your own FILE.py:Class, got {name}")
-    if name in OBJECTIVES:
-        fields = OBJECTIVES[name].model_fields
-    else:
-        from smoothcert.training.user_objective import import_objective
+    if objective not in OBJECTIVES and ":" not in objective:
+        expected = f"one of {', '.join(OBJECTIVES)}, or your own FILE.py:Class"
+        raise RequestError(f"objective: expected {expected}, got {objective}")
+    from smoothcert.training.user_objective import import_objective
 
-        fields = import_objective(name).model_fields
+    fields = (OBJECTIVES.get(objective) or import_objective(objective)).model_fields
     texts = {f"objective.{key}": f"{f.description or ''} (default {f.default})".lstrip() for key, f in fields.items()}
     show_registry(texts)
 

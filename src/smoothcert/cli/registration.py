@@ -3,12 +3,11 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from typing import Any, get_args
 
 import typer
 from typer.models import OptionInfo, ParameterInfo
-
-from smoothcert.cli.completion import complete_dataset, complete_objective, complete_preset, complete_table
 
 START, PAPERS, FILES, LISTS = "Start", "Papers", "Files", "Lists"
 """The panels of commands."""
@@ -30,13 +29,13 @@ GROUPS = {
     ),
 }
 """Group -> parameters of commands; other options are in the group "Options"."""
-COMPLETIONS: dict[str, Callable[[str], list[str]]] = {
-    **dict.fromkeys(("tables", "table", "paper"), complete_table),
-    "preset": complete_preset,
-    "objective": complete_objective,
-    "dataset": complete_dataset,
+COMPLETIONS = {
+    **dict.fromkeys(("tables", "table", "paper"), ("papers.tables", "paper_table_names")),
+    "preset": ("papers.presets", "PRESETS"),
+    "objective": ("objectives", "OBJECTIVES"),
+    "dataset": ("data", "DATASETS"),
 }
-"""Parameter of a command -> the function that completes its values in a shell."""
+"""Parameter of a command -> the values that a shell completes: a module without torch, and a collection or function."""
 _GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
@@ -68,10 +67,15 @@ def add_command(app: typer.Typer, name: str, function: Callable[..., None], pane
 
 def _describe(parameter: inspect.Parameter) -> None:
     """Set what follows from the name and the type of a parameter: its group and its completion; flags show no type."""
+
+    def complete(incomplete: str) -> list[str]:
+        module, name = COMPLETIONS[parameter.name]
+        known = getattr(import_module(f"smoothcert.{module}"), name)
+        return [value for value in (known() if callable(known) else known) if value.startswith(incomplete)]
+
     for info in getattr(parameter.annotation, "__metadata__", ()):
-        if isinstance(info, ParameterInfo):
-            known: Any = COMPLETIONS.get(parameter.name)
-            info.autocompletion = info.autocompletion or known
+        if isinstance(info, ParameterInfo) and parameter.name in COMPLETIONS:
+            info.autocompletion = complete
         if isinstance(info, OptionInfo):
             info.rich_help_panel = info.rich_help_panel or _GROUP_OF.get(parameter.name)
             if bool in (parameter.annotation.__origin__, *get_args(parameter.annotation.__origin__)):
