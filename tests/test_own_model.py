@@ -127,7 +127,7 @@ def test_attack_own_network_without_a_run_folder(workplace: Path, run_cli: Cli) 
     assert shlex.split(out.partition("next: smoothcert ")[2]) == ["report", "runs/c"]
     assert run_cli("report", "runs/c", "--format", "csv")[0] == 0
     for wrong, message in {
-        ("attack", *own[:4]): "give a run folder, or --model FILE.py:function --dataset NAME --sigma S --out DIR",
+        ("attack", *own[:4]): "(or --hub hf:NAME) --dataset NAME --sigma S --out DIR; missing: --out DIR",
         ("attack", *own[:4], "--out", "runs/d"): "--sigma: missing; give the noise level",
     }.items():
         code, _, err = run_cli(*wrong)

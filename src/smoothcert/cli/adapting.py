@@ -1,12 +1,11 @@
 """`smoothcert adapt`."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import Device, NetworkOptions, Sigma, command_line, console, no_network, optional
+from smoothcert.cli.options import Device, NetworkOptions, Sigma, command_line, console, optional
 from smoothcert.errors import RequestError
 
 SUFFIX = ".safetensors"
@@ -21,37 +20,31 @@ def adapt(
     device: Device = "auto",
 ) -> None:
     """Adapt batch norm to noisy images: it takes seconds, needs no labels and changes no weight."""
-    model = request.network
-    if run is None and (model is None or request.dataset is None or sigma is None):
-        raise no_network({"--model FILE.py:function": model, "--dataset NAME": request.dataset, "--sigma S": sigma})
+    request.check([] if run is None else [run], {"--sigma S": sigma})
     if run is None and out.suffix != SUFFIX:
         raise RequestError(f"--out: expected a file of weights for --model, such as adapted{SUFFIX}, got {out}")
     if run is None and out.exists():
         raise RequestError(f"{out}: exists already; choose another --out")
-    request.check(run)
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.distributed import find_device
     from smoothcert.models import as_module
-    from smoothcert.report.progress import print_data_notes, print_note
     from smoothcert.training.batch_norm import CHANGE, adapt_batch_norm, adapt_run
     from smoothcert.training.checkpoint import load_run, refuse_existing_folder, write_tensors
 
     CertifySettings(sigma=sigma)  # refuses a wrong noise level before anything is loaded
-    torch_device, loaded = find_device(device), None if run is None else load_run(run, model)
+    model, loaded = request.network, None if run is None else load_run(run, request.network)
     if loaded is not None:
         refuse_existing_folder(out)
-    images = request.images(loaded, "train")
-    print_data_notes(console, images)
+    built, images = request.network_and_images(loaded, "train", device)
+    images = images.to(find_device(device))
     if loaded is not None:
-        loaded.model.to(torch_device)
-        about = adapt_run(loaded, images.to(torch_device), out, sigma)
+        about = adapt_run(loaded, images, out, sigma)
         words = [*request.network_words(), *optional("--sigma", sigma), *request.words()]
         onwards = command_line("certify", out, *words)
     else:
         assert sigma is not None, "checked above"
-        built = request.own_network(images.num_classes, partial(print_note, console))
         network = as_module(built, str(model), "--model")
-        about = adapt_batch_norm(network.to(torch_device), images.to(torch_device), sigma)
+        about = adapt_batch_norm(network, images, sigma)
         write_tensors(out, network.state_dict(), {CHANGE: dict(about)})
         words = ["--model", model, "--init", out, *request.words(), "--sigma", sigma]
         onwards = command_line("certify", *words, "--out", out.with_suffix(""))

@@ -16,7 +16,6 @@ from smoothcert.cli.options import (
     command_line,
     console,
     count_option,
-    no_network,
     optional,
     parse_radii,
     show_table,
@@ -66,10 +65,7 @@ def attack(
 ) -> None:
     """Attack the smoothed classifier: an upper bound on its robust accuracy, and a check of its certificates."""
     folders = runs or []
-    if not folders and not request.kind and None in (request.network, request.dataset, out):
-        given = {"--sigma S": sigma if sigma is not None else "as certified", "--out DIR": out}
-        raise no_network({"--model FILE.py:function": request.network, "--dataset NAME": request.dataset, **given})
-    request.check_classifier(folders)
+    request.check(folders, {"--sigma S": "as certified" if sigma is None else sigma, "--out DIR": out})
     fields = {
         **{"radii": parse_radii(radii), "steps": steps, "num_noise": num_noise, "n": n, "alpha": alpha},
         **{"precision": precision, "seed": seed, "sigma": sigma},

@@ -25,7 +25,6 @@ from smoothcert.cli.options import (
     command_line,
     console,
     count_option,
-    no_network,
     parse_radii,
 )
 from smoothcert.errors import RequestError
@@ -81,12 +80,10 @@ class CertifyOptions(ClassifierOptions):
         """Refuse what does not fit together, before torch is imported."""
         if self.ensemble and self.cascade:
             raise RequestError("give --ensemble or --cascade, not both; runs of one sigma are one stage of a cascade")
+        if self.cascade and sigma is not None:
+            raise RequestError(f"--sigma: expected none with --cascade, which uses those of its runs, got {sigma:g}")
         level = sigma if sigma is not None else self.denoiser  # which has a noise level
-        own = {"--model FILE.py:function": self.network, "--dataset NAME": self.dataset, "--sigma S": level}
-        own["--out DIR"] = self.out
-        if not runs and not self.kind and None in own.values():
-            raise no_network(own)
-        self.check_classifier(runs, several=True)
+        self.check(runs, {"--sigma S": level, "--out DIR": self.out}, several=True)
         if not self.kind and len({run.resolve() for run in runs}) < len(runs):
             raise RequestError("run: expected different run folders, got one of them twice; name each once")
         if not self.kind and self.out is not None and len({run.resolve().name for run in runs}) < len(runs):

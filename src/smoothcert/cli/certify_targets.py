@@ -62,10 +62,6 @@ class Target:
 
 def find_target(request: CertifyOptions, folders: Sequence[Path], fields: Mapping[str, Any]) -> Target:
     """Return the classifier of the run `folders` (none for the user's own model); wrong settings are refused."""
-    if request.kind == "cascade" and fields["sigma"] is not None:
-        raise RequestError(
-            f"--sigma: expected none with --cascade, which uses those of its runs, got {fields['sigma']:g}"
-        )
     subject = subject_for_images(request, folders, fields["sigma"], request.console)
     folder = request.out or default_folder(request.kind, folders)
     sigma, noise = noise_for(subject, fields["sigma"], fields["noise"])

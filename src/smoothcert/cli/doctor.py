@@ -1,7 +1,6 @@
 """`smoothcert doctor`: what keeps a classifier from good certificates, and what to do about it."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,6 @@ from smoothcert.cli.options import (
     command_line,
     console,
     folder_name,
-    no_network,
     optional,
     show_table,
 )
@@ -23,7 +21,6 @@ from smoothcert.training.run_folder import split_key
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.analysis.doctor import Diagnosis
     from smoothcert.classifier import Classifier
-    from smoothcert.data import Images
     from smoothcert.training.checkpoint import Run
 
 NOISES_PER_IMAGE, PASSES = 2, 3
@@ -98,9 +95,7 @@ def doctor(
 ) -> None:
     """Examine a network: accuracy under noise, and what keeps it from good certificates."""
     run, model = request.run, request.network
-    if run is None and (model is None or request.dataset is None):
-        raise no_network({"--model FILE.py:function (or --hub hf:NAME)": model, "--dataset NAME": request.dataset})
-    request.check(run)
+    request.check([] if run is None else [run], {})
     from smoothcert.analysis.doctor import doctor as examine
     from smoothcert.analysis.output import Output
     from smoothcert.certification.settings import CertifySettings
@@ -113,7 +108,7 @@ def doctor(
     CertifySettings(sigma=request.sigma)  # refuses a wrong noise level before anything is loaded
     folder = out if out is not None else run / "doctor" if run is not None else Path("doctor")
     output = Output(folder, "doctor", ["png"]).check()
-    network, selected = load_subject(request, loaded, device)
+    network, selected = request.network_and_images(loaded, "test", device)
     name = run.name if run is not None else str(model)
     diagnosis = examine(loaded or network, selected, sigma=request.sigma, images=images, name=name, device=device)
     show(diagnosis)
@@ -128,20 +123,6 @@ def doctor(
     console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"))
     if diagnosis.healthy:
         console.print(f"next: {request.certification()}")
-
-
-def load_subject(request: DoctorOptions, run: "Run | None", device: str) -> "tuple[Classifier, Images]":
-    """Return the network with its weights on `device`, and the test images."""
-    from torch import nn
-
-    from smoothcert.distributed import find_device
-    from smoothcert.report.progress import print_data_notes, print_note
-
-    selected = request.images(run)
-    print_data_notes(console, selected)
-    note = partial(print_note, console)
-    network: Classifier = run.model if run is not None else request.own_network(selected.num_classes, note)
-    return network.to(find_device(device)) if isinstance(network, nn.Module) else network, selected
 
 
 def show(diagnosis: "Diagnosis") -> None:

@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
@@ -119,13 +119,6 @@ def parse_radii(text: str | None) -> list[float] | None:
     return None if text is None else list(values)
 
 
-def no_network(options: Mapping[str, object]) -> RequestError:
-    """Return the error of a request without a run folder and without some of `options`, such as {"--sigma S": None}."""
-    missing = [option for option, value in options.items() if value is None]
-    named = f"; missing: {', '.join(missing)}" if len(missing) < len(options) else ""
-    return RequestError(f"give a run folder, or {' '.join(options)}{named}")
-
-
 def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Number, ...]:
     """Return the numbers of a comma-separated list; () for None."""
     try:
@@ -197,13 +190,22 @@ class NetworkOptions(ImageOptions):
     ] = None
     dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the run's")] = None
 
-    def check(self, *runs: Path | None) -> None:
-        """Refuse wrong paths, and --init without own code, before torch is imported, which takes seconds."""
-        folders = [run for run in runs if run is not None]
-        for folder in folders:
+    def check(self, runs: Sequence[Path], needed: Mapping[str, object] | None = None) -> None:
+        """Refuse wrong paths, and --init without own code, before torch is imported, which takes seconds.
+
+        A network that is no run needs a data set and the options `needed`, such as {"--sigma S": None}, if given.
+        """
+        if not runs and needed is not None:
+            network = {"--model FILE.py:function (or --hub hf:NAME)": self.network, "--dataset NAME": self.dataset}
+            options = {**network, **needed}
+            missing = [option for option, value in options.items() if value is None]
+            named = f"; missing: {', '.join(missing)}" if len(missing) < len(options) else ""
+            if missing:
+                raise RequestError(f"give a run folder, or {' '.join(options)}{named}")
+        for folder in runs:
             check_run_folder(folder)
-        if self.init is not None and (folders or self.hub is not None):
-            instead = "leave it out" if folders else "leave it out, or give the name of --hub as --model"
+        if self.init is not None and (runs or self.hub is not None):
+            instead = "leave it out" if runs else "leave it out, or give the name of --hub as --model"
             raise RequestError(f"--init: expected none with a run folder or --hub, which have weights; {instead}")
         check_dataset(self.dataset)
 
@@ -237,6 +239,19 @@ class NetworkOptions(ImageOptions):
         from smoothcert.training.initial_weights import own_model_with_weights
 
         return own_model_with_weights(str(self.network), num_classes, self.init, on_note)
+
+    def network_and_images(self, run: "Run | None", split: "Split", device: str) -> "tuple[Classifier, Images]":
+        """Return the network on `device`, and the images; print what a user should know about both."""
+        from torch import nn
+
+        from smoothcert.distributed import find_device
+        from smoothcert.report.progress import print_data_notes, print_note
+
+        images = self.images(run, split)
+        print_data_notes(console, images)
+        note = partial(print_note, console)
+        network = self.own_network(images.num_classes, note) if run is None else run.model
+        return network.to(find_device(device)) if isinstance(network, nn.Module) else network, images
 
     @property
     def network(self) -> str | None:
@@ -276,18 +291,16 @@ class ClassifierOptions(NetworkOptions):
         """How several runs are one classifier: "ensemble", of certify also "cascade", or "" for each run alone."""
         return "ensemble" if self.ensemble else ""
 
-    def check_classifier(self, runs: Sequence[Path], *, several: bool = False) -> None:
-        """Refuse run folders and options that do not fit together, before torch is imported.
-
-        Several runs that are not one classifier are refused unless the command takes `several`.
-        """
+    def check(self, runs: Sequence[Path], needed: Mapping[str, object] | None = None, *, several: bool = False) -> None:
+        """Also refuse options that do not fit together, and runs that are not one classifier unless `several` may be
+        given."""
         if len(runs) > 1 and not self.kind and not several:
             raise RequestError(f"expected one run folder, got {len(runs)}; --ensemble makes one classifier of them")
         if self.kind and len(runs) < 2:
             raise RequestError(f"--{self.kind}: expected at least two run folders, got {len(runs)}; name its members")
         if self.consensus is not None and not self.ensemble:
             raise RequestError(f"--consensus: expected none without --ensemble, got {self.consensus}; leave it out")
-        self.check(*runs)
+        super().check(runs, needed)
 
     def check_noise_level(self, runs: Sequence[Path], sigma: float | None) -> None:
         """Refuse a network that is no run without a noise level; runs and denoisers have one."""

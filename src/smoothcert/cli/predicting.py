@@ -120,7 +120,7 @@ def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[
     first = paths if request.kind else paths[:1]
     runs = [*takewhile(Path.is_dir, first)] or ([] if request.network is not None else [*paths[:1]])
     images = paths[len(runs) :]
-    request.check_classifier(runs)
+    request.check(runs)
     if not images:
         raise RequestError(f"expected image files after {paths[0]}, got none; name some")
     for image in images:

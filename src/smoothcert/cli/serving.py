@@ -52,7 +52,7 @@ def serve(
         raise RequestError(
             f"expected run folders, --model, --hub or --demo, got {'several' if demo else 'none'} of them; give one"
         )
-    request.check_classifier(folders, several=True)
+    request.check(folders, several=True)
     if not demo:
         request.check_noise_level(folders, sigma)
     require_server()
