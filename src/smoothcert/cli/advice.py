@@ -13,15 +13,6 @@ if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.certification.estimate import CertificationEstimate
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.smoothing.accuracy import NoiseAccuracy
-    from smoothcert.training.checkpoint import Run
-
-
-def noise_warning(run: "Run", sigma: float | None, noise: str | None) -> str | None:
-    """Return a warning if the run was trained with other noise than this; else None."""
-    if (run.recipe.sigma, run.recipe.noise) == (sigma, noise):
-        return None
-    trained = f"{run.recipe.noise} noise at sigma {run.recipe.sigma:g}"
-    return f"{run.folder} was trained with {trained}, not with {noise} noise at sigma {sigma:g}"
 
 
 def next_step(path: Path, folder: Path, shard: tuple[int, int]) -> str:

@@ -10,7 +10,6 @@ from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.subject import Subject
 from smoothcert.classifier import check_logits, device_of, first_logits
-from smoothcert.cli.advice import noise_warning
 from smoothcert.cli.options import ClassifierOptions
 from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
@@ -55,7 +54,7 @@ def noise_warnings(subject: Subject, sigma: float | None, kind: str | None) -> l
     The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
     """
     runs = () if subject.stages or subject.denoiser is not None else subject.runs
-    return [text for run in runs if (text := noise_warning(run, sigma, kind)) is not None]
+    return [text for run in runs if (text := run.noise_warning(sigma, kind)) is not None]
 
 
 @dataclass(frozen=True)

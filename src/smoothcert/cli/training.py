@@ -1,8 +1,8 @@
 """`smoothcert train`, `import` and `export`: commands that make run folders."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,11 +37,7 @@ from smoothcert.training.run_folder import (
 )
 
 if TYPE_CHECKING:  # commands import torch only when they need it
-    from torch import nn
-
     from smoothcert.data import Images
-    from smoothcert.training.checkpoint import Run
-    from smoothcert.training.recipe import TrainRecipe
 
 
 def train(
@@ -91,11 +87,12 @@ def train(
         if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
         raise
-    from smoothcert.data import is_data_code
+    from smoothcert.data import is_data_code, silent
     from smoothcert.distributed import meet
     from smoothcert.models import is_code
-    from smoothcert.report.progress import train_with_bar
+    from smoothcert.report.progress import print_warning, train_with_bar
     from smoothcert.training.checkpoint import in_order_of_run
+    from smoothcert.training.teacher import load_teacher
     from smoothcert.training.tracking import tracker
 
     assert out is not None, "a recipe has a name"
@@ -104,7 +101,8 @@ def train(
     print_notes(images)
     classifier = None
     if teacher:
-        classifier, images = load_teacher(teacher, recipe, images)
+        warn = partial(print_warning, console) if leads() else silent
+        classifier, images = load_teacher(teacher, recipe, images, warn)
     train_with_bar(
         *(recipe, images, out),
         classifier=classifier,
@@ -124,53 +122,6 @@ def train(
         again += ["--dataset", recipe.dataset] if is_data_code(recipe.dataset) else []
         onwards = command_line("certify", out, *again, *replace(files, channels=None).words())
         console.print(f"trained {out}; next: {onwards}")
-
-
-def load_teacher(folders: Sequence[Path], recipe: "TrainRecipe", images: "Images") -> tuple["nn.Module", "Images"]:
-    """Return the network of one run, or of several as an ensemble, and the images with its classes."""
-    from smoothcert.certification.ensemble import refuse_different_runs
-    from smoothcert.cli.advice import noise_warning
-    from smoothcert.data import same_data, with_known_classes
-    from smoothcert.data.class_names import unknown_class
-    from smoothcert.data.datasets import published_name
-    from smoothcert.models.ensemble import Ensemble
-    from smoothcert.objectives import Distillation
-    from smoothcert.report.progress import print_warning
-
-    if not isinstance(recipe.objective, Distillation):
-        raise RequestError(
-            f"--teacher: expected --method distillation with it, got {recipe.method}; leave --teacher out"
-        )
-    runs = [load_teacher_run(folder, recipe.model) for folder in folders]
-    refuse_different_runs("--teacher", runs)
-    images = with_known_classes(images, runs[0].spec.class_names)
-    for run in runs:
-        run.refuse_other_images(images)
-        dataset = run.recipe.dataset
-        other = f"{run.folder} was trained on {dataset}, not on {recipe.dataset}: its answers may be poor there"
-        for text in (
-            noise_warning(run, recipe.sigma, recipe.noise),
-            unknown_class(images, run.spec.class_names, run.folder),
-            None if same_data(*map(published_name, (dataset, recipe.dataset))) else other,
-        ):
-            if text is not None and leads():
-                print_warning(console, text)
-    return runs[0].model if len(runs) == 1 else Ensemble([run.model for run in runs]), images
-
-
-def load_teacher_run(folder: Path, student: str) -> "Run":
-    """Load a run whose network is not the user's own code, or is that of the student, which the user has named."""
-    from smoothcert.models import is_code, is_hub
-    from smoothcert.training.checkpoint import load_run, read_model_file
-
-    check_run_folder(folder)
-    network = read_model_file(folder / MODEL).recipe.model
-    if is_code(network) and not is_hub(network) and network != student:
-        raise RequestError(
-            f"--teacher {folder}: its network is the code {network}, and --model names that of the student; "
-            f'train in Python: train(recipe, classifier=load("{folder}", code="{network}").model)'
-        )
-    return load_run(folder, network)
 
 
 def print_notes(images: "Images") -> None:

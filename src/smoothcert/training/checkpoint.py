@@ -142,6 +142,13 @@ class Run:
             "weights_sha256": tensors_digest(self.model.state_dict()),
         }
 
+    def noise_warning(self, sigma: float | None, noise: str | None) -> str | None:
+        """Return a warning if the run was trained with other noise than this; else None."""
+        if (self.recipe.sigma, self.recipe.noise) == (sigma, noise):
+            return None
+        trained = f"{self.recipe.noise} noise at sigma {self.recipe.sigma:g}"
+        return f"{self.folder} was trained with {trained}, not with {noise} noise at sigma {sigma:g}"
+
     def refuse_denoiser(self) -> None:
         """Raise a RequestError if the model is a denoiser, which gives no classes."""
         if self.is_denoiser:

@@ -1,0 +1,58 @@
+"""The network that distillation learns from: a run, or several as an ensemble, that fit the recipe of the student."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from smoothcert.certification.ensemble import refuse_different_runs
+from smoothcert.data import Images, same_data, with_known_classes
+from smoothcert.data.class_names import unknown_class
+from smoothcert.data.datasets import published_name
+from smoothcert.errors import RequestError
+from smoothcert.models import is_code, is_hub
+from smoothcert.models.ensemble import Ensemble
+from smoothcert.objectives import Distillation
+from smoothcert.training.checkpoint import MODEL, Run, load_run, read_model_file
+from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.run_folder import check_run_folder
+
+
+def load_teacher(
+    folders: Sequence[Path], recipe: TrainRecipe, images: Images, on_warning: Callable[[str], None]
+) -> tuple[nn.Module, Images]:
+    """Return the network of the runs in `folders`, and the `images` of the student with its classes.
+
+    Runs that do not fit the recipe or the images are refused; `on_warning` is called with each doubt about the others.
+    """
+    if not isinstance(recipe.objective, Distillation):
+        raise RequestError(
+            f"--teacher: expected --method distillation with it, got {recipe.method}; leave --teacher out"
+        )
+    runs = [_load_run(folder, recipe.model) for folder in folders]
+    refuse_different_runs("--teacher", runs)
+    images = with_known_classes(images, runs[0].spec.class_names)
+    for run in runs:
+        run.refuse_other_images(images)
+        dataset = run.recipe.dataset
+        other = f"{run.folder} was trained on {dataset}, not on {recipe.dataset}: its answers may be poor there"
+        for text in (
+            run.noise_warning(recipe.sigma, recipe.noise),
+            unknown_class(images, run.spec.class_names, run.folder),
+            None if same_data(*map(published_name, (dataset, recipe.dataset))) else other,
+        ):
+            if text is not None:
+                on_warning(text)
+    return runs[0].model if len(runs) == 1 else Ensemble([run.model for run in runs]), images
+
+
+def _load_run(folder: Path, student: str) -> Run:
+    """Load a run whose network is not the user's own code, or is that of the student, which the user has named."""
+    check_run_folder(folder)
+    network = read_model_file(folder / MODEL).recipe.model
+    if is_code(network) and not is_hub(network) and network != student:
+        raise RequestError(
+            f"--teacher {folder}: its network is the code {network}, and --model names that of the student; "
+            f'train in Python: train(recipe, classifier=load("{folder}", code="{network}").model)'
+        )
+    return load_run(folder, network)
