@@ -1,10 +1,8 @@
 """`smoothcert sweep`: train, certify and report one run per combination of values."""
 
-import itertools
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,10 +21,6 @@ from smoothcert.cli.recipes import RecipeOptions, choose_recipe, split_values
 from smoothcert.cli.reporting import report_runs
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import refuse_file
-
-if TYPE_CHECKING:  # commands import torch only when they need it
-    from smoothcert.papers.reproduce.run_state import Resources, RunState
-    from smoothcert.training.recipe import TrainRecipe
 
 JOBS_ON_A_GPU = 8
 """Runs that train side by side on a GPU, at most, unless --jobs is given."""
@@ -61,17 +55,19 @@ def sweep(
         f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(options, value, image_size, fixed, load)
         for value in sigmas
     }
-    recipes = all_recipes(bases, varied)
     from smoothcert.certification.estimate import LONG
+    from smoothcert.certification.settings import CertifySettings
     from smoothcert.distributed import find_device
     from smoothcert.objectives import is_built_in
     from smoothcert.papers.reproduce.run_state import Resources, plan_table, with_estimate
     from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
+    from smoothcert.papers.sweep import all_recipes, plan_runs
 
+    recipes = all_recipes(bases, varied)
     torch_device = find_device(device)
     at_once = jobs if jobs is not None else min(JOBS_ON_A_GPU, len(recipes)) if torch_device.type == "cuda" else 1
     resources = Resources(data=data, device=device, jobs=at_once)
-    planned = plan_runs(recipes, out, (n, skip, max_images), resources)
+    planned = plan_runs(recipes, out, CertifySettings(n=n, skip=skip, max_images=max_images), resources)
     runs = [with_estimate(run, resources, torch_device) for run in planned]
     console.print(plan_table(runs))
     if sum(run.seconds for run in runs) > LONG:
@@ -102,55 +98,3 @@ def parse_grid(overrides: Sequence[str]) -> dict[str, list[str]]:
             raise RequestError(f"--set {override}: expected comma-separated values, got an empty one; remove it")
         grid[key] = list(dict.fromkeys(values))
     return grid
-
-
-def all_recipes(bases: "Mapping[str, TrainRecipe]", varied: Mapping[str, Sequence[str]]) -> "dict[str, TrainRecipe]":
-    """Return the recipe of each combination by the name of its folder; a wrong value of any is refused."""
-    from smoothcert.training.recipe import with_overrides
-    from smoothcert.training.user_objective import load_objective
-
-    last = [key.rpartition(".")[2] for key in varied]
-    labels = [word if last.count(word) == 1 else key for key, word in zip(varied, last, strict=True)]
-    recipes: dict[str, TrainRecipe] = {}
-    for prefix, base in bases.items():
-        for values in itertools.product(*varied.values()):
-            pairs = [f"{label}{value}" for label, value in zip(labels, values, strict=True)]
-            name = re.sub(r"[^\w.+-]+", "_", "-".join(filter(None, [prefix, *pairs]))) or "run"
-            combination = [f"{key}={value}" for key, value in zip(varied, values, strict=True)]
-            recipe = load_objective(with_overrides(base, combination))
-            same = next((other for other, known in recipes.items() if known == recipe or other == name), None)
-            if same is not None:
-                raise RequestError(f"--set: {name} and {same} are the same run; remove one of the values")
-            recipes[name] = recipe
-    return recipes
-
-
-def plan_runs(
-    recipes: "Mapping[str, TrainRecipe]", out: Path, certified: tuple[int, int, int | None], resources: "Resources"
-) -> "list[RunState]":
-    """Return the runs with their states; what cannot be trained or certified is refused before anything is."""
-    from smoothcert.certification.settings import CertifySettings
-    from smoothcert.distributed import Team
-    from smoothcert.objectives import Distillation
-    from smoothcert.papers.reproduce.run_state import RunState, with_state
-    from smoothcert.training.checkpoint import InputSpec, new_model
-    from smoothcert.training.setup import check_request
-
-    n, skip, max_images = certified
-    settings = CertifySettings(n=n, skip=skip, max_images=max_images)
-    built: set[tuple[str, str]] = set()
-    runs: list[RunState] = []
-    for name, recipe in recipes.items():
-        if isinstance(recipe.objective, Distillation):
-            raise RequestError(
-                f"objective: expected a method without a teacher, got {recipe.method}; use `smoothcert train --teacher "
-                "RUN`"
-            )
-        images = resources.load(recipe, "train")
-        indices = settings.selection(len(resources.load(recipe, "test"))).indices
-        check_request(recipe, images, out / name, Team())
-        if (recipe.model, recipe.dataset) not in built:
-            new_model(recipe.model, InputSpec.of(images))  # refuses an unknown network, and one for other images
-            built.add((recipe.model, recipe.dataset))
-        runs.append(with_state(RunState(out / name, recipe, n, skip, max_images, len(indices)), indices))
-    return runs
