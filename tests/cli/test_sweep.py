@@ -4,16 +4,18 @@ import csv
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny import digest, metrics, without_times
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.cli import sweeping
 from smoothcert.cli.sweeping import parse_grid
-from smoothcert.data import ImageData, load_dataset
+from smoothcert.data import ImageData, Split, datasets, load_dataset
 from smoothcert.errors import RequestError
 from smoothcert.papers.presets import preset
 from smoothcert.papers.reproduce import estimate, work
@@ -115,6 +117,32 @@ def test_wrong_value_is_one_line_before_anything_is_trained(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert not (place / "sweep").exists()
+
+
+def test_sweep_without_a_preset_reads_each_part_once_with_the_options_of_images(
+    run_cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default recipe needs the training images, too. One of the files is no image."""
+    for number, image in enumerate(load_dataset("npz:few.npz", "train").images[:8]):
+        folder = place / "photos" / ("train" if number < 6 else "test") / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(folder / f"{number}.png")
+    (place / "photos/train/class0/broken.png").write_text("no image")
+    read, load = list[str](), datasets._load
+
+    def counted(name: str, split: Split, *rest: Any) -> Any:
+        read.append(split)
+        return load(name, split, *rest)
+
+    monkeypatch.setattr(datasets, "_load", counted)
+    asked = ("sweep", "--dataset", "folder:photos", "--method", "gaussian", "--sigma", "0.25,0.5", "--dry-run")
+    code, _, err = run_cli(*asked, "--device", "cpu")
+    assert code != 0
+    assert "broken.png" in err
+    read.clear()
+    code, out, err = run_cli(*asked, "--device", "cpu", "--skip-unreadable")
+    assert (code, err, out.count("missing")) == (0, "", 2)
+    assert sorted(read) == ["test", "train"]
 
 
 def test_values_of_a_grid() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
 from smoothcert.certification.settings import CertifySettings
-from smoothcert.data import ImageData, Split, mnist
+from smoothcert.data import ImageData, Split, datasets, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import compress
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
@@ -584,7 +584,7 @@ def test_notes_about_images_are_printed_once_and_a_trained_run_needs_no_training
     def load(name: str, split: Split, *_: object, **__: object) -> ImageData:
         return replace(mnist.load_sample(split), notes=(f"the {split} images are few",))
 
-    monkeypatch.setattr(run_state, "load_dataset", load)
+    monkeypatch.setattr(datasets, "load_dataset", load)
     work.print_notes(runs, request(), Console(file=shown))
     assert shown.getvalue() == "note: the train images are few\nnote: the test images are few\n"
     work.print_notes([replace(run, epochs_done=90) for run in runs], request(), Console(file=shown))
@@ -594,13 +594,13 @@ def test_notes_about_images_are_printed_once_and_a_trained_run_needs_no_training
 @pytest.mark.usefixtures("no_clock")
 def test_each_part_of_a_data_set_is_read_once(tmp_path: Path, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the estimate, the notes, the training and the certification of all runs together."""
-    read, load = list[str](), run_state.load_dataset
+    read, load = list[str](), datasets.load_dataset
 
     def counted(name: str, split: Split, *rest: Any, **options: Any) -> Any:
         read.append(split)
         return load(name, split, *rest, **options)
 
-    monkeypatch.setattr(run_state, "load_dataset", counted)
+    monkeypatch.setattr(datasets, "load_dataset", counted)
     recipe, asked = tiny_recipe(dataset=f"npz:{sample}", epochs=1), request()
     runs = [replace(run, recipe=recipe, n=10, max_images=2) for run in runs_in(tmp_path, 2)]
     assert work.finish_runs([with_estimate(run, asked, CPU) for run in runs], asked, QUIET) == {}
@@ -650,7 +650,7 @@ def test_compile_option_reaches_the_votes(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(work, "certify_dataset", certified)
     monkeypatch.setattr(work, "load_run", lambda folder, code: None)
-    monkeypatch.setattr(run_state, "load_dataset", lambda *names, **options: mnist.load_sample("test"))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: mnist.load_sample("test"))
     (run,) = runs_in(tmp_path, 1)
     for wanted in (False, True):
         work.certify(run, request(compile=wanted), QUIET)

@@ -5,14 +5,14 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.table import Column, Table
 
-from smoothcert.data.datasets import refuse_data_code
+from smoothcert.data.datasets import DatasetReader, refuse_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import parse_count, printable
@@ -127,12 +127,6 @@ def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Nu
         raise RequestError(f"{option}: expected comma-separated numbers, got {str(text)[:60] or 'nothing'}") from error
 
 
-class Load(Protocol):
-    """Returns a part of a data set with images of one size."""
-
-    def __call__(self, name: str, split: "Split", image_size: int | None, channels: int | None = None) -> "Images": ...
-
-
 @dataclass(frozen=True)
 class ImageOptions:
     """The options that say how images are read."""
@@ -150,23 +144,14 @@ class ImageOptions:
     data: Data = None
 
     @cached_property
-    def load(self) -> Load:
-        """`load_dataset` with these options, of which --channels wins; each data set is read once."""
+    def load(self) -> DatasetReader:
+        """Reads data sets with these options, each part once."""
+        classes = None
+        if self.classes is not None:
+            from smoothcert.data import read_class_names
 
-        @cache
-        def load(name: str, split: "Split", image_size: int | None, channels: int | None = None) -> "Images":
-            from smoothcert.data import load_dataset, read_class_names, silent
-
-            return load_dataset(
-                *(name, split, self.data),
-                image_size=image_size,
-                classes=None if self.classes is None else read_class_names(self.classes),
-                channels=self.channels or channels,
-                skip_unreadable=self.skip_unreadable,
-                on_note=silent,
-            )
-
-        return load
+            classes = read_class_names(self.classes)
+        return DatasetReader(self.data, classes, self.channels, self.skip_unreadable)
 
     def words(self) -> list[object]:
         """Return how image files are read, as words of a command line; without their size."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smoothcert.cli.options import DATASET, Epochs, Load, check_dataset, console
-from smoothcert.data.datasets import refuse_data_code
+from smoothcert.cli.options import DATASET, Epochs, check_dataset, console
+from smoothcert.data.datasets import DatasetReader, refuse_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
 
@@ -56,7 +56,7 @@ def choose_recipe(
     sigma: float | None,
     image_size: int | None,
     changes: Sequence[str],
-    load: Load,
+    load: DatasetReader,
     *,
     trained: bool = False,
     continued: bool = False,
@@ -101,7 +101,7 @@ def choose_recipe(
 
 
 def recipe_for_data(
-    options: RecipeOptions, sigma: float | None, image_size: int | None, load: Load, trained: bool
+    options: RecipeOptions, sigma: float | None, image_size: int | None, load: DatasetReader, trained: bool
 ) -> "TrainRecipe":
     """Return the default recipe for the data set and the method of a request; print what it chooses."""
     if options.dataset is None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from smoothcert.cli.options import Data, Device, MaxImages, console, count_option, parse_numbers
+from smoothcert.data.datasets import DatasetReader
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import refuse_file
 
@@ -56,7 +57,7 @@ def reproduce(
         n=n,
         skip=skip,
         max_images=max_images,
-        data=data,
+        reader=DatasetReader(data),
         device=device,
         jobs=jobs,
         compile=compile_,

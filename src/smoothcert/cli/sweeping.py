@@ -7,10 +7,8 @@ from typing import Annotated
 import typer
 
 from smoothcert.cli.options import (
-    Data,
     Device,
     ImageOptions,
-    ImageSize,
     MaxImages,
     Skip,
     Votes,
@@ -34,25 +32,23 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("runs/sweep"),
     *,
     options: RecipeOptions,
-    image_size: ImageSize = None,
     sigma: Annotated[str | None, typer.Option(help="Comma-separated noise levels.")] = None,
     n: Votes = 100_000,
     skip: Skip = 1,
     max_images: MaxImages = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once.", show_default="1; on a GPU up to 8")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and the estimate only.")] = False,
-    data: Data = None,
+    files: ImageOptions,
     device: Device = "auto",
 ) -> None:
     """Train, certify and report one run per combination of values; the same command again finishes the rest."""
     refuse_file(out)
-    load = ImageOptions(data=data).load
     grid = parse_grid(set_)
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}
     sigmas = parse_numbers("sigma", sigma, float) or (None,)
     bases = {
-        f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(options, value, image_size, fixed, load)
+        f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(options, value, files.image_size, fixed, files.load)
         for value in sigmas
     }
     from smoothcert.certification.estimate import LONG
@@ -66,7 +62,7 @@ def sweep(
     recipes = all_recipes(bases, varied)
     torch_device = find_device(device)
     at_once = jobs if jobs is not None else min(JOBS_ON_A_GPU, len(recipes)) if torch_device.type == "cuda" else 1
-    resources = Resources(data=data, device=device, jobs=at_once)
+    resources = Resources(reader=files.load, device=device, jobs=at_once)
     planned = plan_runs(recipes, out, CertifySettings(n=n, skip=skip, max_images=max_images), resources)
     runs = [with_estimate(run, resources, torch_device) for run in planned]
     console.print(plan_table(runs))
@@ -79,7 +75,7 @@ def sweep(
         raise RequestError(f"--jobs: expected 1 on a CPU with an objective of your own, got {at_once}; leave it out")
     failed = finish_runs(runs, resources, console)
     if finished := [run.certificates for run in runs if run.folder not in failed]:
-        report_runs(finished, out / "report", FORMATS, data)
+        report_runs(finished, out / "report", FORMATS, files.data)
     if failed:
         raise WorkError(failures_in_words(failed, len(runs)))
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from smoothcert.data.datasets import DATASETS as DATASETS
 from smoothcert.data.datasets import OWN_DATA as OWN_DATA
 from smoothcert.data.datasets import UNSPLIT as UNSPLIT
+from smoothcert.data.datasets import DatasetReader as DatasetReader
 from smoothcert.data.datasets import DatasetSpec as DatasetSpec
 from smoothcert.data.datasets import Normalization as Normalization
 from smoothcert.data.datasets import Split as Split

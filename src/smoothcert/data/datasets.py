@@ -4,7 +4,7 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -183,6 +183,31 @@ def load_dataset(
     from smoothcert.data.class_names import with_classes
 
     return with_classes(data, classes)
+
+
+@dataclass(frozen=True)
+class DatasetReader:
+    """Reads data sets with these options of `load_dataset`, each part of a data set once; a copy has read nothing."""
+
+    folder: Path | None = None
+    classes: tuple[str, ...] | None = None
+    channels: int | None = None
+    skip_unreadable: bool = False
+    _images: dict[tuple[object, ...], "Images"] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __call__(self, name: str, split: Split, image_size: int | None = None, channels: int | None = None) -> "Images":
+        """Return a part of a data set, without notes; `channels` is used if the reader has none."""
+        key = (name, split, image_size, channels)
+        if key not in self._images:
+            self._images[key] = load_dataset(
+                *(name, split, self.folder),
+                image_size=image_size,
+                classes=self.classes,
+                channels=self.channels or channels,
+                skip_unreadable=self.skip_unreadable,
+                on_note=silent,
+            )
+        return self._images[key]
 
 
 def _load(name: str, split: Split, folder: Path | str | None, options: Mapping[str, Any]) -> "Images":

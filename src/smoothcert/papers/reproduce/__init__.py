@@ -76,7 +76,7 @@ def show_report(request: Request, finished: Sequence[PlannedRun], rows: Sequence
         FORMATS,
         title=title,
         published=row_of_file(finished),
-        gallery=partial(pictures, folder=request.data),
+        gallery=partial(pictures, folder=request.reader.folder),
     )
     write_files(out, {"rows.md": rows_page(title, rows).encode()})
     console.print(title, style="bold", soft_wrap=True, markup=False)

@@ -1,8 +1,7 @@
 """A run in its folder: how much of it is finished, the estimated time of the rest, and what it may use."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.data import DATASETS, Images, Split, load_dataset, silent
+from smoothcert.data import DATASETS, DatasetReader, Images, Split
 from smoothcert.errors import WorkError
 from smoothcert.io.compressed import existing_form
 from smoothcert.io.text import duration
@@ -34,21 +33,15 @@ SIZES = {
 class Resources:
     """What the work on runs may use."""
 
-    data: Path | None = None
+    reader: DatasetReader = field(default_factory=DatasetReader)
     device: str = "auto"
     jobs: int = 1
     compile: bool = False
     """Compile the votes; training decides for itself."""
 
-    @cached_property
-    def load(self) -> Callable[[TrainRecipe, Split], Images]:
-        """The function from a recipe to its images; each part of a data set is read once."""
-
-        @cache
-        def read(dataset: str, image_size: int | None, split: Split) -> Images:
-            return load_dataset(dataset, split, self.data, image_size=image_size, on_note=silent)
-
-        return lambda recipe, split: read(recipe.dataset, recipe.image_size, split)
+    def load(self, recipe: TrainRecipe, split: Split) -> Images:
+        """Return the images of a recipe; each part of a data set is read once."""
+        return self.reader(recipe.dataset, split, recipe.image_size)
 
 
 @dataclass(frozen=True)

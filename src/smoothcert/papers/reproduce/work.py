@@ -119,7 +119,8 @@ def finish_in_processes(planned: Sequence[RunState], resources: Resources, conso
         line = f"{word} {folder.name} ({ended} of {len(planned)}, {seconds:.0f} s)"
         console.print(line, soft_wrap=True, markup=False)
 
-    calls = {run.folder: partial(finish_run, run, replace(resources)) for run in planned}  # without images
+    alone = replace(resources, reader=replace(resources.reader))  # without images
+    calls = {run.folder: partial(finish_run, run, alone) for run in planned}
     return call_in_processes(calls, resources.jobs, {"OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}, show)
 
 
