@@ -34,19 +34,29 @@ analyze = typer.Typer(
 OPTIONS = "Options"
 """The group of options without another one: the numbers of `input-dependent-noise` are together there."""
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, all of one data set.")]
-Out = Annotated[Path, typer.Option(help="Folder for the figure and the csv file.")]
-Formats = Annotated[str, typer.Option("--format", help="Comma-separated picture formats: png, pdf, svg.")]
 Index = Annotated[int, typer.Option(help="Which test image, from 0.")]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FigureOptions:
+    """Where an analysis writes its figure and its numbers."""
+
+    out: Annotated[Path, typer.Option(help="Folder for the figure and the csv file.")] = Path("analysis")
+    format_: Annotated[str, typer.Option("--format", help="Comma-separated picture formats: png, pdf, svg.")] = "png"
+    force: Force = False
+
+    def output(self, name: str, texts: tuple[str, ...] = ("csv",)) -> "Output":
+        """Return the files of the analysis `name`, after a check that they can be written."""
+        from smoothcert.analysis.output import Output, parse_formats
+
+        return Output(self.out, name, parse_formats(self.format_), self.force).check(texts)
+
+
+@dataclass(frozen=True)
+class Comparison(FigureOptions):
     """The options of analyses that load networks."""
 
     sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the runs' own")] = None
-    out: Out = Path("analysis")
-    format_: Formats = "png"
-    force: Force = False
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0
     model: OwnNetwork = None
     dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the runs' own")] = None
@@ -54,15 +64,14 @@ class Comparison:
     device: Device = "auto"
 
     def start(self, runs: list[Path], name: str) -> "tuple[Subjects, Output]":
-        """The runs, after a check that the files of the analysis `name` can be written."""
+        """Return the runs, and the files of the analysis `name`, which are checked first."""
         for run in runs:
             check_run_folder(run)
         from smoothcert.analysis.compared_runs import load_subjects
         from smoothcert.distributed import find_device
         from smoothcert.report.progress import print_data_notes
 
-        output = _output(self.out, name, self.format_, self.force)
-        device = find_device(self.device)
+        output, device = self.output(name), find_device(self.device)
         named = {"dataset": self.dataset, "code": self.model}
         subjects = load_subjects(runs, device, sigma=self.sigma, data=self.data, **named)
         print_data_notes(console, subjects.data)
@@ -178,12 +187,12 @@ def mixing(
 
 
 @command("cost", "runs/a runs/b")
-def cost(runs: Runs, out: Out = Path("analysis"), format_: Formats = "png", force: Force = False) -> None:
+def cost(*, runs: Runs, figure: FigureOptions) -> None:
     """Training cost of runs: time, peak memory, hyper-parameters; next to published ones if there are any."""
     from smoothcert.analysis.cost import cost_csv, cost_markdown, cost_table, draw_cost, training_costs
     from smoothcert.report.layout import terminal
 
-    output = _output(out, "cost", format_, force, ("csv", "md"))
+    output = figure.output("cost", ("csv", "md"))
     costs = training_costs(runs)
     console.print(terminal(cost_table(costs), console.width))
     _write(output, {"csv": cost_csv(costs), "md": cost_markdown(costs)}, lambda: draw_cost(costs))
@@ -196,14 +205,13 @@ def input_dependent_noise(
     other_sigma: Annotated[float, typer.Option(help="Noise level at the other point.")] = 0.55,
     radius: Annotated[float, typer.Option(help="L2 distance between the two.", rich_help_panel=OPTIONS)] = 0.25,
     max_dimension: Annotated[int, typer.Option(min=1, help="Largest dimension.")] = 1_000_000,
-    out: Out = Path("analysis"),
-    format_: Formats = "png",
-    force: Force = False,
+    *,
+    figure: FigureOptions,
 ) -> None:
     """Noise whose scale depends on the input: the exact worst case and the bound C/d, against the dimension."""
     from smoothcert.analysis import input_dependent_noise as theorem
 
-    output = _output(out, "input-dependent-noise", format_, force)
+    output = figure.output("input-dependent-noise")
     scales = theorem.TwoScales(p, sigma, other_sigma, radius)
     cases = theorem.worst_cases(scales, theorem.default_dimensions(max_dimension))
     exact = {name: theorem.worst_case(scales, d) for name, d in theorem.IMAGES.items()}
@@ -211,12 +219,6 @@ def input_dependent_noise(
     rows.append(["equal σ", "any", f"{scales.same_scale:.3g}"])
     show_table(["images", "dimension", "smallest probability"], rows)
     _write(output, {"csv": theorem.worst_cases_csv(cases)}, lambda: theorem.draw_worst_cases(cases))
-
-
-def _output(out: Path, name: str, format_: str, force: bool, texts: tuple[str, ...] = ("csv",)) -> "Output":
-    from smoothcert.analysis.output import Output, parse_formats
-
-    return Output(out, name, parse_formats(format_), force).check(texts)
 
 
 def _write(output: "Output", texts: dict[str, str], draw: "Callable[[], Figure]") -> None:
