@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.certification.settings import CertifySettings
+from smoothcert.io.text import duration, rate
 from smoothcert.smoothing.votes import VoteCounter
 
 LONG_ENOUGH = 0.3
@@ -36,6 +37,19 @@ class CertificationEstimate:
     @property
     def long(self) -> bool:
         return self.seconds > LONG
+
+    def in_words(self, settings: CertifySettings, images: int) -> str:
+        """Return how long a certification of the data set with `images` images takes, and a cheaper alternative."""
+        most = "at most " if settings.radii or settings.radius_loss is not None or settings.label_aware else ""
+        text = (
+            f"{most}about {duration(self.seconds)} on this machine ({self.images:,} images, "
+            f"{self.votes:,} votes each, {rate(1 / self.seconds_per_vote)} votes/s)"
+        )
+        cheaper = cheaper_settings(settings, images, self.seconds_per_vote)
+        if cheaper is None:
+            return f"{text}; a GPU or several machines (--shard) are faster"
+        fewer, seconds = cheaper
+        return f"{text}; --skip {fewer.skip} --n {fewer.n}: about {duration(seconds)}"
 
 
 def seconds_per_vote(counter: VoteCounter, image: Tensor, votes: int) -> float:

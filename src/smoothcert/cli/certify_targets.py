@@ -1,6 +1,7 @@
 """What `smoothcert certify` does with each classifier: a run, several runs as one, or the user's own model."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,13 +15,6 @@ from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.estimate import CertificationEstimate
 from smoothcert.certification.settings import CertifySettings, make_rule
 from smoothcert.certification.subject import Subject, missing_classes
-from smoothcert.cli.advice import (
-    accuracy_warning,
-    long_work,
-    measured_accuracy,
-    next_step,
-    spent_votes,
-)
 from smoothcert.cli.certification import CertifyOptions
 from smoothcert.cli.classifiers import find_subject, noise_for, noise_warnings
 from smoothcert.cli.options import ClassifierOptions, command_line
@@ -31,6 +25,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form, result_files
 from smoothcert.io.console import PlainConsole, leads
 from smoothcert.io.files import check_inside
+from smoothcert.io.text import counted
 from smoothcert.noise import NOISES, sigma_warning
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
 from smoothcert.report.summary import default_radii, summarize
@@ -137,14 +132,14 @@ def certify_target(
             # Nothing is refused from here on. Reports read the recipe next to the certificates.
             if target.elsewhere is not None:
                 target.elsewhere.recipe.save(target.folder / RECIPE)
-            if (warning := accuracy_warning(accuracy)) is not None:
-                show.warn(warning)
+            if accuracy.warning is not None:
+                show.warn(accuracy.warning)
             elif target.first is None:  # nobody has seen the accuracy of a network that was trained elsewhere
-                show.note(measured_accuracy(accuracy))
+                show.note(str(accuracy))
 
         def announce(estimate: CertificationEstimate) -> None:
             if estimate.long:
-                show.note(long_work(estimate, settings, len(images)))
+                show.note(estimate.in_words(settings, len(images)))
 
         file = certify_dataset(
             *(target.subject, images, target.path, settings),
@@ -158,7 +153,9 @@ def certify_target(
     if not group.leads:
         return target
     rows = file.rows
-    console.print(spent_votes(rows, settings.n))
+    spent, most = sum(row.certificate.spent for row in rows), sum(row.certificate.n0 + settings.n for row in rows)
+    fewer = f", {most / spent:.1f} times fewer than n each" if most > spent else ""
+    console.print(f"{spent:,} votes for {counted(len(rows), 'image')}{fewer}")
     if others := {row.index for row in rows}.difference(indices):
         more = f"{target.path.name} holds {len(others):,} images that an earlier call chose as well"
         apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"
@@ -205,8 +202,12 @@ def for_machines(target: Target, file: CertificatesFile, dataset: str) -> dict[s
 
 def last_line(targets: Sequence[Target]) -> str:
     """Return what was written and the command to continue with."""
-    written = ", ".join(str(target.path) for target in targets)
-    if len(targets) == 1:
-        target = targets[0]
-        return f"wrote {written}; {next_step(target.path, target.folder, target.settings.shard)}"
-    return f"wrote {written}; next: {command_line('report', *(target.path for target in targets))}"
+    written = f"wrote {', '.join(str(target.path) for target in targets)}"
+    path, (part, parts) = targets[0].path, targets[0].settings.shard
+    before, marker, after = path.name.partition(f"shard{part}of")
+    if len(targets) == 1 and parts > 1 and marker:
+        shards = f"{shlex.quote(str(path.with_name(before + 'shard')))}*{shlex.quote('of' + after)}"
+        return f"{written}; when all {parts} shards are finished, next: smoothcert merge {shards} --out merged.tsv"
+    one_run = len(targets) == 1 and parts == 1
+    reported = [targets[0].folder] if one_run else [target.path for target in targets]
+    return f"{written}; next: {command_line('report', *reported)}"

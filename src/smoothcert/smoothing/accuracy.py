@@ -56,6 +56,20 @@ class NoiseAccuracy:
         lost = noisy_at_chance and above_chance(self.clean, self.clean_chance, self.images)
         return "noise" if lost or clearly_below(self.noisy, KEPT * self.clean, self.images) else None
 
+    def __str__(self) -> str:
+        return f"clean accuracy {self.clean:.0%}, under noise {self.noisy:.0%} ({self.images} images)"
+
+    @property
+    def warning(self) -> str | None:
+        """What to do about the fault; None without one."""
+        if self.fault == "chance":
+            return (
+                f"accuracy at chance: {self}; check the normalisation (it belongs inside the model), the input range "
+                "[0, 1] and the order of the labels, for which there is `smoothcert doctor`"
+            )
+        doctor = "`smoothcert doctor` says how to train"
+        return None if self.fault is None else f"not robust to this noise: {self}; choose a smaller --sigma; {doctor}"
+
 
 def accuracy_under_noise(counter: VoteCounter, images: Tensor, labels: Tensor) -> NoiseAccuracy:
     """Measure the accuracy on `images` (float32 [k, ...] on the device) and on a few noisy copies of each.
