@@ -1,7 +1,5 @@
 """The command line: parse, call, print. Exit codes: 0 done, 1 the work failed, 2 the request was wrong."""
 
-import codecs
-import io
 import os
 import signal
 import sys
@@ -32,7 +30,7 @@ from smoothcert.cli.serving import serve
 from smoothcert.cli.sweeping import sweep
 from smoothcert.cli.training import export, import_, train
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.console import PlainConsole
+from smoothcert.io.console import PlainConsole, accept_any_terminal
 from smoothcert.io.text import one_line
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -118,28 +116,6 @@ def parser_message(error: typer.TyperException) -> str:
     if message.startswith("Missing") and context:
         message = f"{message.rstrip('.')}; `{context.command_path} --help` has an example"
     return message
-
-
-PLAIN = str.maketrans({"–": "-", "—": "-", "−": "-", "×": "x", "σ": "s", "α": "a", "…": "."})
-"""What characters become that a terminal cannot show: without its sign, a number would be another one."""
-
-
-def replace_characters(error: UnicodeError) -> tuple[str, int]:
-    """Handle an encoding error: replace what the terminal cannot show by one similar character, or by `?`."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    characters = error.object[error.start : error.end].translate(PLAIN)
-    return "".join(c if c.isascii() else "?" for c in characters), error.end
-
-
-codecs.register_error("smoothcert", replace_characters)
-
-
-def accept_any_terminal() -> None:
-    """Print to terminals that are not UTF-8: rich draws tables in ASCII there, and other characters are replaced."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
-            stream.reconfigure(errors="smoothcert")
 
 
 @contextmanager

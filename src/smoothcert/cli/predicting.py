@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from smoothcert.cli.options import (
-    Alpha,
-    BoundName,
-    ClassifierOptions,
-    Device,
-    Noise,
-    Precision,
-    Sigma,
-    Votes,
-    console,
-)
+from smoothcert.cli.options import Alpha, BoundName, ClassifierOptions, Device, Noise, Precision, Sigma, Votes, console
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import csv_text, printable, radius_text

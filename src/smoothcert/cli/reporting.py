@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -177,8 +178,6 @@ def print_report(written: "Report") -> None:
 
 def report_runs(runs: Sequence[Path], out: Path, formats: Sequence[str], data: Path | None = None) -> None:
     """Write a report of finished runs or certificates files with pictures of their images, and print its table."""
-    from functools import partial
-
     from smoothcert.report import write_report
     from smoothcert.report.thumbnails import pictures
 
@@ -188,8 +187,6 @@ def report_runs(runs: Sequence[Path], out: Path, formats: Sequence[str], data: P
 
 def _gallery(images: Sequence[str], data: Path | None) -> Any:
     """The test images, if they are available; the other formats need no torch."""
-    from functools import partial
-
     from smoothcert.report.thumbnails import own_images, pictures
 
     for name in images:

@@ -6,15 +6,7 @@ from typing import Annotated
 
 import typer
 
-from smoothcert.cli.options import (
-    Device,
-    ImageOptions,
-    MaxImages,
-    Skip,
-    Votes,
-    console,
-    parse_numbers,
-)
+from smoothcert.cli.options import Device, ImageOptions, MaxImages, Skip, Votes, console, parse_numbers
 from smoothcert.cli.recipes import RecipeOptions, choose_recipe, split_values
 from smoothcert.cli.reporting import report_runs
 from smoothcert.errors import RequestError, WorkError

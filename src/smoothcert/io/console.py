@@ -1,6 +1,9 @@
 """The console that commands print to: every text is one printable line."""
 
+import codecs
+import io
 import os
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -53,3 +56,25 @@ def terminal_bar(*columns: ProgressColumn, shown: bool = True, transient: bool =
         transient=transient,
         disable=not (shown and console.is_terminal),
     )
+
+
+PLAIN = str.maketrans({"–": "-", "—": "-", "−": "-", "×": "x", "σ": "s", "α": "a", "…": "."})
+"""What characters become that a terminal cannot show: without its sign, a number would be another one."""
+
+
+def replace_characters(error: UnicodeError) -> tuple[str, int]:
+    """Handle an encoding error: replace what the terminal cannot show by one similar character, or by `?`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    characters = error.object[error.start : error.end].translate(PLAIN)
+    return "".join(c if c.isascii() else "?" for c in characters), error.end
+
+
+codecs.register_error("smoothcert", replace_characters)
+
+
+def accept_any_terminal() -> None:
+    """Print to terminals that are not UTF-8: rich draws tables in ASCII there, and other characters are replaced."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="smoothcert")
