@@ -1,6 +1,7 @@
 """Data sets that are named as code, `FILE.py:Name`: their splits, refusals, and whose consent runs them."""
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from processes import start_process
+from tiny import tiny_recipe
 
-from smoothcert import cli
+from smoothcert import cli, train
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.data import ImageData, Split, load_dataset, same_data
 from smoothcert.errors import RequestError
@@ -91,7 +93,7 @@ def test_splits(name: str, test_levels: str) -> None:
     levels = {"train": [10, 200, 20, 210, 30], "test": [40, 220, 230]}
     splits: tuple[Split, Split] = ("train", "test")
     for split, expected in zip(splits, (levels["train"], levels[test_levels]), strict=True):
-        data = load_dataset(f"./mine.py:{name}", split)
+        data = load_dataset(f"./mine.py:{name}", split, allow_code=True)
         images, labels = data.batch(torch.arange(len(data)))
         assert images[:, 0, 0, 0].mul(255).round().tolist() == expected
         assert labels.tolist() == [level > 128 for level in expected]
@@ -100,7 +102,8 @@ def test_splits(name: str, test_levels: str) -> None:
 
 
 def test_images_of_the_package_are_taken_as_they_are() -> None:
-    data, sample = load_dataset("mine.py:digits", "test"), load_dataset("mnist-sample", "test")
+    data = load_dataset("mine.py:digits", "test", allow_code=True)
+    sample = load_dataset("mnist-sample", "test")
     assert isinstance(data, ImageData)
     assert data.digest() == sample.digest()
     assert data.name == "mine.py:digits"
@@ -134,7 +137,7 @@ def test_names_of_the_same_data(workplace: Path) -> None:
 )
 def test_refusals(reference: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
-        load_dataset(reference, "test")
+        load_dataset(reference, "test", allow_code=True)
     assert message in str(caught.value).replace("WindowsPath", "PosixPath")
 
 
@@ -170,6 +173,25 @@ def test_code_that_only_a_file_names_is_not_run(workplace: Path, run_cli: Cli) -
     file = read_certificates(workplace / "run/certificates/test-n20.tsv")
     assert [row.label for row in file.rows] == [0, 1, 1]
     assert (file.settings["dataset"], file.settings["split"]) == ("./mine.py:Grey", "test")
+
+
+def test_python_does_not_run_code_that_only_a_recipe_names(workplace: Path) -> None:
+    marker, name = workplace / "imported", "mine.py:Grey"
+    recipe = tiny_recipe(dataset=name, model="lenet", epochs=1, batch_size=4)
+    run = train(recipe, data=name, out="run", evaluate_every=1, device="cpu")
+    assert run.recipe == recipe
+    digits = load_dataset("mnist-sample", "train")
+    marker.unlink()
+    sys.modules.pop("mine", None)
+    for option, call in (
+        ("allow_code=True", lambda: load_dataset(run.recipe.dataset, "test")),
+        ("data='mine.py:Grey'", lambda: train(recipe, out="again", device="cpu")),
+        ("test_data='mine.py:Grey'", lambda: train(recipe, digits, "again", evaluate_every=1, device="cpu")),
+    ):
+        with pytest.raises(RequestError, match=re.escape(f"its data set is the code {name}; allow it with {option}")):
+            call()
+        assert not marker.exists()
+        assert not (workplace / "again").exists()
 
 
 def certify_elsewhere(folder: Path, *words: str) -> None:

@@ -145,7 +145,7 @@ def load_subjects(
         refuse_data_code(folders[0], first.dataset)
     name = dataset or first.dataset
     size = first.image_size if name.startswith("folder:") else None
-    images = load_dataset(name, "test", data, image_size=size, on_note=silent)
+    images = load_dataset(name, "test", data, image_size=size, allow_code=True, on_note=silent)
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
         run.refuse_other_images(images)

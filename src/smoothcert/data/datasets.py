@@ -129,10 +129,13 @@ def is_data_code(name: str) -> bool:
     return bool(colon) and not get_close_matches(kind, ("folder", "npz", "torch"), cutoff=0.8)  # nor a slip of these
 
 
-def refuse_data_code(source: object, name: str) -> None:
-    """Refuse a data set that only the file or folder `source` names if it is a user's code, which would be run."""
+def refuse_data_code(source: object, name: str, allow: str | None = None) -> None:
+    """Refuse a data set that only the file or folder `source` names if it is a user's code, which would be run.
+
+    `allow` says how the user names it, by default with --dataset.
+    """
     if is_data_code(name):
-        allow = f"--dataset {shlex.quote(name)}"
+        allow = allow or f"--dataset {shlex.quote(name)}"
         raise RequestError(f"{source}: its data set is the code {name}; allow it with {allow}")
 
 
@@ -161,19 +164,23 @@ def load_dataset(
     classes: Sequence[str] | None = None,
     channels: int | None = None,
     skip_unreadable: bool = False,
+    allow_code: bool = False,
     on_note: Callable[[str], None] = lambda text: warnings.warn(text, stacklevel=3),
 ) -> "Images":
     """Load the split `split` of the data set `name` on the CPU; `folder` is where its files are or will be stored.
 
     `name` is one of DATASETS, or your own images: `folder:PATH` (see `load_folder`), `npz:PATH` (see `load_npz`), or
-    code that gives a torch Dataset, `package.module:Name` or `FILE.py:Name` (see `load_user_dataset`). `image_size`,
-    `channels` and `skip_unreadable` are for `folder:PATH` only: the others have a shape. With `classes`, the names of a
-    model's outputs in order, labels are positions in that list (see `with_classes`).
+    code that gives a torch Dataset, `package.module:Name` or `FILE.py:Name` (see `load_user_dataset`). Code runs only
+    with `allow_code`: `name` may come from the recipe of somebody else. `image_size`, `channels` and `skip_unreadable`
+    are for `folder:PATH` only: the others have a shape. With `classes`, the names of a model's outputs in order, labels
+    are positions in that list (see `with_classes`).
     `on_note` is called with each note on how the files were read, such as files that were left out; by default it
     warns.
     """
     if not isinstance(name, str):
         raise RequestError(f"dataset: expected a name, got {type(name).__name__}; see `smoothcert datasets`")
+    if not allow_code:
+        refuse_data_code("load_dataset", name, "allow_code=True")
     options = {"image_size": image_size, "channels": channels, "skip_unreadable": skip_unreadable or None}
     data = _load(name, split, folder, {key: value for key, value in options.items() if value is not None})
     for note in data.notes:
@@ -187,7 +194,10 @@ def load_dataset(
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """Reads data sets with these options of `load_dataset`, each part of a data set once; a copy has read nothing."""
+    """Reads data sets with these options of `load_dataset`, each part of a data set once; a copy has read nothing.
+
+    Code runs: callers refuse what only a file names (see `refuse_data_code`).
+    """
 
     folder: Path | None = None
     classes: tuple[str, ...] | None = None
@@ -205,6 +215,7 @@ class DatasetReader:
                 classes=self.classes,
                 channels=self.channels or channels,
                 skip_unreadable=self.skip_unreadable,
+                allow_code=True,
                 on_note=silent,
             )
         return self._images[key]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from smoothcert.data.datasets import UNSPLIT, Split
 from smoothcert.data.streamed_images import Images
 from smoothcert.data.torch_dataset import images_from_dataset
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import named_error
 from smoothcert.models.user_code import import_code
 
@@ -29,7 +29,7 @@ def load_user_dataset(reference: str, split: Split) -> Images:
         parameters = inspect.signature(build).parameters
         choice = next(({name: value} for name, value in given.items() if name in parameters), {})
         dataset = build(**choice)
-    except (KeyboardInterrupt, RequestError):
+    except (KeyboardInterrupt, RequestError, WorkError):
         raise
     except BaseException as error:  # a user's code may fail in any way
         raise RequestError(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from smoothcert.data import Images, Split, load_dataset
+from smoothcert.data import Images, Split, load_dataset, refuse_data_code
 from smoothcert.data.torch_dataset import DatasetImages, images_from_dataset
 from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, is_code
@@ -44,14 +44,14 @@ def train(
     """Train `recipe` into the run folder `out` and return the run, its model on the CPU in eval mode.
 
     `data` is the name of a data set, what `load_dataset` returns, or a map-style torch `Dataset` of (image, label) with
-    images [c, h, w] in [0, 1]; by default the data set of the recipe. A torch `Dataset` is recorded in the recipe as
-    `torch:ClassName`. `model` is trained instead of the network that the recipe names, and receives the result. `init`
-    names weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint. `classifier` is a trained
-    network that stays as it is: the teacher of the method distillation, or the network behind a denoiser (see
-    `denoiser_recipe`). With `evaluate_every=N`, the accuracy under noise is measured every N epochs on `test_data`, by
-    default the test split of the recipe's data set. With `sync_batch_norm`, batch norm uses the images of all processes
-    (on GPUs only). `track` writes the metrics for TensorBoard or Weights & Biases too. `on_epoch` is called after each
-    epoch with the run and its metrics; an exception in it stops training.
+    images [c, h, w] in [0, 1]; by default the data set of the recipe, unless that is code. A torch `Dataset` is
+    recorded in the recipe as `torch:ClassName`. `model` is trained instead of the network that the recipe names, and
+    receives the result. `init` names weights to start from: a run folder, a `.safetensors` file or a PyTorch
+    checkpoint. `classifier` is a trained network that stays as it is: the teacher of the method distillation, or the
+    network behind a denoiser (see `denoiser_recipe`). With `evaluate_every=N`, the accuracy under noise is measured
+    every N epochs on `test_data`, by default the test split of the recipe's data set. With `sync_batch_norm`, batch
+    norm uses the images of all processes (on GPUs only). `track` writes the metrics for TensorBoard or Weights & Biases
+    too. `on_epoch` is called after each epoch with the run and its metrics; an exception in it stops training.
     """
     if not isinstance(recipe, TrainRecipe):
         raise RequestError(
@@ -63,6 +63,9 @@ def train(
         recipe = recipe.model_copy(update={"model": type(model).__name__})  # what files and reports call it
     if isinstance(data, str):
         recipe = recipe.model_copy(update={"dataset": data})
+    for option, given, used in (("data", data, True), ("test_data", test_data, evaluate_every)):
+        if used and given is None and not isinstance(data, str):  # only the recipe names it
+            refuse_data_code("recipe", recipe.dataset, f"{option}={recipe.dataset!r}")
     folder = None if data_folder is None else Path(data_folder)
     images = _images(recipe.dataset if data is None else data, "train", folder, recipe.image_size, on_note)
     start = None if init is None else Path(init)
@@ -107,7 +110,7 @@ def _images(
     on_note: Callable[[str], None],
 ) -> Images:
     if isinstance(data, str):
-        return load_dataset(data, split, folder, image_size=image_size, on_note=on_note)
+        return load_dataset(data, split, folder, image_size=image_size, allow_code=True, on_note=on_note)
     if isinstance(data, Images):
         return data
     if isinstance(data, Dataset):
