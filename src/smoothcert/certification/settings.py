@@ -75,6 +75,8 @@ class CertifySettings(Recipe):
             return others
         if not hasattr(radii, "__len__") or len(radii):
             raise ValueError("give until_radius or radii, not both")
+        if isinstance(until, int | float) and not 0 < until < math.inf:
+            raise ValueError(f"until_radius: expected a number above 0, got {until}")
         return {**others, "radii": (until,), "hold_back": False}
 
     @field_validator("radii", mode="before")

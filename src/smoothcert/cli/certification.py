@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -90,6 +90,44 @@ class CertifyOptions(ClassifierOptions):
             raise RequestError("--out: expected runs with different names, got a name twice; certify them one by one")
         if self.name is not None:
             check_name(self.name)
+        if self.radius is not None and not 0 <= self.radius < math.inf:
+            raise RequestError(f"--radius: expected a number >= 0, got {self.radius}")
+
+
+@dataclass(frozen=True)
+class SettingsOptions:
+    """The options of `certify` that are fields of CertifySettings, under the same names."""
+
+    n: Votes = 100_000
+    n0: Annotated[int, count_option(help="Votes before these, which choose the class.")] = 100
+    alpha: Alpha = 0.001
+    sigma: Sigma = None
+    noise: Noise = None
+    skip: Skip = 1
+    max_images: MaxImages = None
+    shard: Annotated[str, typer.Option(help="i/k: the i-th of k shares of the images; see `smoothcert merge`.")] = "1/1"
+    until_radius: Annotated[
+        float | None, typer.Option(help="Stop the votes of an image when this radius is decided.")
+    ] = None
+    radii: Annotated[
+        str | None, typer.Option(help="Stop the votes of an image when these comma-separated radii are decided.")
+    ] = None
+    radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, that may be lost for fewer votes.")] = (
+        None
+    )
+    label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False
+    bound: BoundName = "one-sided"
+    sound: Annotated[
+        bool, typer.Option("--sound", help="Integer noise: certificates that also hold with rounding.")
+    ] = False
+    precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto"
+    compile: Annotated[bool, typer.Option("--compile", help="torch.compile the network.")] = False
+    batch_size: Annotated[int | None, count_option(help="Noisy images in a forward pass.")] = None
+    seed: Seed = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields; radii and shares that cannot be read are refused."""
+        return {**vars(self), "radii": parse_radii(self.radii) or (), "shard": parse_shard(self.shard)}
 
 
 def certify(
@@ -98,56 +136,19 @@ def certify(
         list[Path] | None, typer.Argument(help="Run folders, each certified separately.", show_default=False)
     ] = None,
     request: CertifyOptions,
-    n: Votes = 100_000,
-    n0: Annotated[int, count_option(help="Votes before these, which choose the class.")] = 100,
-    alpha: Alpha = 0.001,
-    sigma: Sigma = None,
-    noise: Noise = None,
-    skip: Skip = 1,
-    max_images: MaxImages = None,
-    shard: Annotated[
-        str, typer.Option(help="i/k: the i-th of k shares of the images; see `smoothcert merge`.")
-    ] = "1/1",
-    until_radius: Annotated[
-        float | None, typer.Option(help="Stop the votes of an image when this radius is decided.")
-    ] = None,
-    radii: Annotated[
-        str | None, typer.Option(help="Stop the votes of an image when these comma-separated radii are decided.")
-    ] = None,
-    radius_loss: Annotated[
-        float | None, typer.Option(help="Radius, in sigmas, that may be lost for fewer votes.")
-    ] = None,
-    label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False,
-    bound: BoundName = "one-sided",
-    sound: Annotated[
-        bool, typer.Option("--sound", help="Integer noise: certificates that also hold with rounding.")
-    ] = False,
-    precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
-    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the network.")] = False,
-    batch_size: Annotated[int | None, count_option(help="Noisy images in a forward pass.")] = None,
-    seed: Seed = None,
+    settings: SettingsOptions,
     device: Device = "auto",
 ) -> None:
     """Certify test images with trained runs, an ensemble of them or your own model; continues an unfinished file."""
     folders = runs or []
-    request.check_all(folders, sigma)
+    request.check_all(folders, settings.sigma)
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.cli.certify_targets import certify_target, find_target, last_line
     from smoothcert.distributed import find_device, meet, team
     from smoothcert.training.recipe import parse_recipe
 
     meet()
-    for option, value in (("--radius", request.radius), ("--until-radius", until_radius)):
-        if value is not None and not 0 <= value < math.inf:
-            raise RequestError(f"{option}: expected a number >= 0, got {value}")
-    torch_device = find_device(device)
-    fields = {
-        **{"n": n, "n0": n0, "alpha": alpha, "noise": noise, "precision": precision, "bound": bound, "sound": sound},
-        **{"sigma": sigma, "until_radius": until_radius, "radii": parse_radii(radii) or ()},
-        **{"radius_loss": radius_loss, "label_aware": label_aware, "seed": seed},
-        **{"compile": compile_, "batch_size": batch_size, "skip": skip, "max_images": max_images},
-        "shard": parse_shard(shard),
-    }
+    torch_device, fields = find_device(device), settings.fields()
     parse_recipe(CertifySettings, fields, "certify")  # refuses wrong settings before anything is loaded
     # All are checked before the first is certified.
     targets = [find_target(*group, fields) for group in request.groups(folders)]

@@ -21,7 +21,7 @@ GROUPS = {
     "Noise and votes": ("sigma", "noise", "n", "n0", "alpha", "bound", "sound", "radius", "seed", "num_noise"),
     "Fewer votes": ("until_radius", "radii", "radius_loss", "label_aware"),
     "Network": ("model", "denoiser", "arch", "input_layer", "ensemble", "cascade", "consensus", "hub"),
-    "Speed": ("device", "precision", "compile_", "batch_size", "jobs", "capture", "sync_batch_norm"),
+    "Speed": ("device", "precision", "compile", "compile_", "batch_size", "jobs", "capture", "sync_batch_norm"),
     "LaTeX": ("columns", "caption", "label"),
     "Output": (
         *("out", "name", "format_", "paper", "json_", "quiet", "track", "force", "dry_run", "evaluate_every"),
