@@ -18,12 +18,12 @@ from smoothcert.certification.subject import Subject, missing_classes
 from smoothcert.cli.certification import CertifyOptions
 from smoothcert.cli.classifiers import find_subject, noise_for, noise_warnings
 from smoothcert.cli.options import ClassifierOptions, command_line
-from smoothcert.data import Images, silent
+from smoothcert.data import Images
 from smoothcert.data.class_names import unknown_class
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form, result_files
-from smoothcert.io.console import PlainConsole, leads
+from smoothcert.io.console import PlainConsole
 from smoothcert.io.files import check_inside
 from smoothcert.io.text import counted
 from smoothcert.noise import NOISES, sigma_warning
@@ -79,9 +79,8 @@ def subject_for_images(
     request: ClassifierOptions, folders: Sequence[Path], sigma: float | None, console: PlainConsole
 ) -> Subject:
     """Return the classifier of `certify` and `attack`; a network that is no run has the classes of the images."""
-    note = partial(print_note, console) if leads() else silent
     num_classes = None if folders else request.images(None).num_classes
-    return find_subject(request, folders, sigma, num_classes, note)
+    return find_subject(request, folders, sigma, num_classes, partial(print_note, console))
 
 
 def default_folder(kind: str, runs: Sequence[Path]) -> Path:

@@ -54,7 +54,6 @@ def train_denoiser(
         raise RequestError(f"--classifier-init: expected --classifier with it, got {classifier_init} alone")
     check_dataset(dataset)
     refuse_used_folder(out, resume)
-    from smoothcert.data import silent
     from smoothcert.distributed import meet
     from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
     from smoothcert.training.default_recipe import default_batch_size
@@ -73,8 +72,7 @@ def train_denoiser(
         print_note(console, f"batch_size {recipe.batch_size}, for {len(images)} training images; --set changes it")
     judge = None
     if classifier is not None:
-        note = partial(print_note, console) if leads() else silent
-        judge = load_classifier(classifier, images.num_classes, classifier_init, note)
+        judge = load_classifier(classifier, images.num_classes, classifier_init, partial(print_note, console))
     train_with_bar(
         *(recipe, images, out),
         classifier=judge,

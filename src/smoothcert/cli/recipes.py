@@ -12,7 +12,6 @@ import typer
 from smoothcert.cli.options import DATASET, Epochs, check_dataset, console
 from smoothcert.data.datasets import DatasetReader, refuse_data_code
 from smoothcert.errors import RequestError
-from smoothcert.io.console import leads
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.training.recipe import TrainRecipe
@@ -131,8 +130,7 @@ def recipe_for_data(
         epochs=options.epochs,
         trained=trained,
     )
-    if leads():
-        print_note(console, f"defaults without a preset: {describe_choices(recipe)}; --set changes them")
+    print_note(console, f"defaults without a preset: {describe_choices(recipe)}; --set changes them")
     return recipe
 
 

@@ -87,7 +87,7 @@ def train(
         if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
         raise
-    from smoothcert.data import is_data_code, silent
+    from smoothcert.data import is_data_code
     from smoothcert.distributed import meet
     from smoothcert.models import is_code
     from smoothcert.report.progress import print_warning, train_with_bar
@@ -101,8 +101,7 @@ def train(
     print_notes(images)
     classifier = None
     if teacher:
-        warn = partial(print_warning, console) if leads() else silent
-        classifier, images = load_teacher(teacher, recipe, images, warn)
+        classifier, images = load_teacher(teacher, recipe, images, partial(print_warning, console))
     train_with_bar(
         *(recipe, images, out),
         classifier=classifier,
@@ -130,7 +129,7 @@ def print_notes(images: "Images") -> None:
     from smoothcert.report.progress import print_data_notes, print_note
 
     print_data_notes(console, images)
-    if images.split == UNSPLIT and leads():
+    if images.split == UNSPLIT:
         text = f"{images.name} has no split: all {len(images):,} images are trained on; certify others"
         folders = ", or keep some apart: PATH/train/CLASS and PATH/test/CLASS"
         print_note(console, text + (folders if images.name.startswith("folder:") else ""))

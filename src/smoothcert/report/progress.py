@@ -39,22 +39,21 @@ def _bar(quiet: bool = False) -> Iterator[Progress]:
             bar.live.stop()  # bar.stop would end the line of a bar, which is not there
 
 
-def print_note(console: Console, text: str) -> None:
-    """Print what a user may want to know, above the bars of `console`."""
-    console.print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
+def print_note(console: Console, text: str, kind: str = "note") -> None:
+    """Print what a user may want to know, above the bars of `console`; one of several processes prints."""
+    if leads():
+        console.print(f"{kind}: {text}", style="yellow", soft_wrap=True, markup=False)
 
 
 def print_warning(console: Console, text: str) -> None:
     """Print what a user should change."""
-    console.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
+    print_note(console, text, "warning")
 
 
 def print_data_notes(console: Console, images: "Images", trained_on: str | None = None) -> None:
     """Print what a user should know about `images`. `trained_on` is the data set of the network that is certified."""
     from smoothcert.data import UNSPLIT, same_data
 
-    if not leads():
-        return
     for note in images.notes:
         print_note(console, note)
     if images.split == UNSPLIT and trained_on is not None and same_data(trained_on, images.name):
