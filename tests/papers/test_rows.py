@@ -2,17 +2,19 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from smoothcert.io.results import write_settings
+from smoothcert.io.results import stored_settings, write_settings
 from smoothcert.objectives import Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.papers.rows import PaperRun, differences_from, paper_runs, published, published_for
 from smoothcert.papers.tables import paper_table, paper_table_names
+from smoothcert.report import Published
 from smoothcert.training.recipe import TrainRecipe, with_overrides
 
 EVERY_RUN = [run for table in paper_table_names() for run in paper_runs(table)]
@@ -155,9 +157,15 @@ def certificates(folder: Path, recipe: TrainRecipe | None, epoch: object = None,
     return path
 
 
+def row_in(table: str) -> Callable[[Path], Published | None]:
+    """From a certificates file to its row of `table`, by the settings next to the file."""
+    find = published_for(table)
+    return lambda path: find(path, stored_settings(path))
+
+
 @pytest.mark.parametrize("table", paper_table_names())
 def test_each_run_finds_its_row(table: str, tmp_path: Path) -> None:
-    find = published_for(table)
+    find = row_in(table)
     for run in paper_runs(table):
         if run.recipe is not None and run.recipe.seed == 0:
             row = find(certificates(tmp_path / run.name, run.recipe))
@@ -167,7 +175,7 @@ def test_each_run_finds_its_row(table: str, tmp_path: Path) -> None:
 
 
 def test_differences_from_the_paper_are_reported(tmp_path: Path) -> None:
-    find = published_for("smoothmix/table2")
+    find = row_in("smoothmix/table2")
     changed = with_overrides(
         preset("mnist/smoothmix", 0.5), ["epochs=2", "dataset=mnist-sample", "learning_rate_drops=[1]", "seed=7"]
     )
@@ -192,7 +200,7 @@ def test_changes_of_the_weights_and_a_denoiser_are_reported(tmp_path: Path) -> N
     changes = {"init": {"file": "a.pt"}, "batch_norm": {"sigma": 0.5}, "learning_rate_warm_up": 1}
     stored["provenance"] = {"model": {"precision": "fp32", **changes}}
     path.with_suffix(".json").write_text(json.dumps(stored))
-    row = published_for("smoothmix/table2")(path)
+    row = row_in("smoothmix/table2")(path)
     assert row is not None
     assert row.differences == (
         "started again, after a dead start, with 1 epoch of learning-rate warm-up",
@@ -249,7 +257,7 @@ def test_every_changed_field_of_a_recipe_is_reported() -> None:
 
 @pytest.mark.parametrize("epoch", ["x", None, [1], 90])
 def test_invalid_epoch_is_not_compared(epoch: object, tmp_path: Path) -> None:
-    row = published_for("smoothmix/table2")(certificates(tmp_path / "a", preset("mnist/gaussian", 0.5), epoch))
+    row = row_in("smoothmix/table2")(certificates(tmp_path / "a", preset("mnist/gaussian", 0.5), epoch))
     assert row is not None
     assert row.differences == ()
 
@@ -269,7 +277,7 @@ def test_precision_of_training_is_reported(
     elif trained is not None:
         about = json.dumps({"provenance": {"precision": trained}})
         save_file({"weight": torch.zeros(1)}, tmp_path / "a" / "model.safetensors", metadata={"smoothcert": about})
-    row = published_for("smoothmix/table2")(path)
+    row = row_in("smoothmix/table2")(path)
     assert row is not None
     assert row.differences == (("precision bf16, the paper's fp32",) if reported else ())
 
@@ -277,7 +285,7 @@ def test_precision_of_training_is_reported(
 def test_a_damaged_model_does_not_hide_the_row_of_its_certificates(tmp_path: Path) -> None:
     path = certificates(tmp_path / "a", preset("mnist/gaussian", 0.5))
     (tmp_path / "a" / "model.safetensors").write_bytes(b"damaged")
-    row = published_for("smoothmix/table2")(path)
+    row = row_in("smoothmix/table2")(path)
     assert row is not None
     assert row.differences == ()
 
@@ -285,18 +293,18 @@ def test_a_damaged_model_does_not_hide_the_row_of_its_certificates(tmp_path: Pat
 def test_networks_are_compared_if_the_table_compares_them(tmp_path: Path) -> None:
     recipe = with_overrides(preset("cifar10/gaussian", 0.5), ["model=densenet40"])
     path = certificates(tmp_path / "a", recipe)
-    row = published_for("consistency/table4")(path)
+    row = row_in("consistency/table4")(path)
     assert row is not None
     assert (row.label, row.acr, row.differences) == ("DenseNet-40, Gaussian", 0.494, ())
-    elsewhere = published_for("smoothmix/table1")(path)
+    elsewhere = row_in("smoothmix/table1")(path)
     assert elsewhere is not None
     assert elsewhere.differences == ("network densenet40, the paper's resnet110",)
-    assert published_for("consistency/table4")(certificates(tmp_path / "b", preset("cifar10/gaussian", 0.5))) is None
+    assert row_in("consistency/table4")(certificates(tmp_path / "b", preset("cifar10/gaussian", 0.5))) is None
 
 
 def test_run_on_another_data_set_has_no_row(tmp_path: Path) -> None:
     """The two main tables have rows of the same objective and sigma, one on CIFAR-10, the other on MNIST."""
-    cifar10, mnist = published_for("smoothmix/table1"), published_for("smoothmix/table2")
+    cifar10, mnist = row_in("smoothmix/table1"), row_in("smoothmix/table2")
     recipe = preset("mnist/gaussian", 0.5)
     for name, dataset, found in (("a", "mnist", True), ("b", "mnist-sample", True), ("c", "npz:mnist", False)):
         path = certificates(tmp_path / name, with_overrides(recipe, [f"dataset={dataset}"]))
@@ -314,7 +322,7 @@ def test_run_on_another_data_set_has_no_row(tmp_path: Path) -> None:
 
 
 def test_file_without_recipe_is_matched_by_its_settings(tmp_path: Path) -> None:
-    find = published_for("smoothmix/table2")
+    find = row_in("smoothmix/table2")
     row = find(certificates(tmp_path / "a", None, objective="macer", sigma=1.0))
     assert row is not None
     assert (row.label, row.acr) == ("MACER", 1.598)
@@ -328,7 +336,7 @@ def test_file_without_recipe_is_matched_by_its_settings(tmp_path: Path) -> None:
     assert find(certificates(tmp_path / "e", None)) is None
     # Gaussian + Consistency alone can be trained by us, but SmoothAdv + Consistency is called the same.
     unclear = certificates(tmp_path / "f", None, objective="consistency", sigma=0.25)
-    assert published_for("consistency/table1")(unclear) is None
+    assert row_in("consistency/table1")(unclear) is None
     bare = tmp_path / "noise_0.25"
     bare.write_text("")
     assert find(bare) is None
@@ -337,7 +345,7 @@ def test_file_without_recipe_is_matched_by_its_settings(tmp_path: Path) -> None:
 def test_imported_model_is_matched_without_recipe(tmp_path: Path) -> None:
     path = certificates(tmp_path / "a", None, objective="gaussian", sigma=0.5)
     (tmp_path / "a" / "recipe.yaml").write_text("dataset: mnist\nmodel: lenet\nsigma: 0.5\n")
-    row = published_for("smoothmix/table2")(path)
+    row = row_in("smoothmix/table2")(path)
     assert row is not None
     assert row.label == "Gaussian"
 
@@ -356,7 +364,7 @@ def test_cross_entropy_rows_are_trained_in_the_form_of_their_numbers() -> None:
 
 
 def test_published_row_names_all_rows_of_the_table(tmp_path: Path) -> None:
-    row = published_for("smoothmix/table2")(certificates(tmp_path / "a", preset("mnist/macer", 0.5)))
+    row = row_in("smoothmix/table2")(certificates(tmp_path / "a", preset("mnist/macer", 0.5)))
     assert row is not None
     assert row.row == "macer-0.5"
     assert row.rows == tuple(run.name for run in paper_runs("smoothmix/table2"))
@@ -364,7 +372,7 @@ def test_published_row_names_all_rows_of_the_table(tmp_path: Path) -> None:
 
 def test_untrainable_rows_are_not_reported_as_missing(tmp_path: Path) -> None:
     recipe = only("consistency/table1", "Gaussian", 0.5).recipe
-    row = published_for("consistency/table1")(certificates(tmp_path / "a", recipe))
+    row = row_in("consistency/table1")(certificates(tmp_path / "a", recipe))
     assert row is not None
     assert set(row.rows) == {run.name for run in paper_runs("consistency/table1") if run.recipe is not None}
     assert len(row.rows) < len(paper_runs("consistency/table1"))

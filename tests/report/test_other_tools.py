@@ -102,6 +102,35 @@ def test_a_described_file_is_in_the_same_table(run_cli: Report, ours: Path, tmp_
     assert "2 of 5 test digits of MNIST keep their class under every change of L2 length up to 0.5 (CAT-RS;" in text
 
 
+def test_the_split_of_the_same_data_set_is_that_of_the_other_runs(run_cli: Report, ours: Path, tmp_path: Path) -> None:
+    """Only images that all runs have are compared, whether --as repeats the data set or not."""
+    theirs = tmp_path / "theirs.tsv"
+    theirs.write_text("".join(table().splitlines(keepends=True)[:4]))
+    for number, data in enumerate(("", ",dataset=mnist", ",dataset=mnist,split=test")):
+        same = f"name=CAT-RS,sigma=0.5,n=1000,alpha=0.001{data}"
+        rows = described(partial(run_cli, "report"), tmp_path / str(number), ours, theirs, "--as", same)
+        assert [(row["images"], row["reference"]) for row in rows.values()] == [("3", ""), ("3", "ours")]
+    other = "name=CAT-RS,sigma=0.5,n=1000,alpha=0.001,dataset=mnist,split=train"
+    rows = described(partial(run_cli, "report"), tmp_path / "train", ours, theirs, "--as", other)
+    assert [row["reference"] for row in rows.values()] == ["", ""]
+
+
+def test_a_described_file_has_the_published_row_of_its_method(run_cli: Report, tmp_path: Path) -> None:
+    theirs, out = tmp_path / "theirs.tsv", tmp_path / "out"
+    theirs.write_text(table())
+    about = "name=A,sigma=0.5,n=100000,alpha=0.001,dataset=mnist,method="
+    report = partial(run_cli, "report", theirs, "--paper", "smoothmix/table2")
+    (row,) = described(report, out, "--as", f"{about}consistency").values()
+    assert (row["published_row"], row["published_acr"]) == ("Consistency", "1.657")
+    assert float(row["acr_difference"]) == pytest.approx((0.951 + 0.25 + 1.231) / 5 - 1.657)
+    note = "- **A**: how it was trained is not recorded; 5 images, the paper's 10,000; n0 not recorded\n"
+    assert note in (out / "report.md").read_text()
+    assert run_cli("report", "--check", out)[0] == 0
+    code, _, err = report("--as", f"{about}smoothmix", "--out", tmp_path / "unclear")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "for a file of another tool give dataset, sigma and method with --as" in err
+
+
 def test_python_describes_files_as_the_command_does(run_cli: Report, ours: Path, tmp_path: Path) -> None:
     theirs, text = tmp_path / "theirs.tsv", "name=CAT-RS,sigma=0.5,n=1e3,alpha=0.001"
     theirs.write_text(table())

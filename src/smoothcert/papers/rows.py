@@ -1,7 +1,7 @@
 """The recipe behind each row of the published tables, and the row that a finished run reproduces."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import Any
 from smoothcert.certification.model_provenance import changes_of, model_provenance
 from smoothcert.data.datasets import published_name
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.results import read_settings, settings_path, stored_settings
+from smoothcert.io.results import read_settings, settings_path
 from smoothcert.io.text import flattened
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.papers.tables import dataset_of, is_radius, matches, paper_table, published_acr
-from smoothcert.report.published import Published
+from smoothcert.report.published import Published, PublishedFor
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
 from smoothcert.training.run_folder import recipe_of_certificates
 
@@ -201,8 +201,8 @@ def _slug(label: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", label.lower().replace("=", "")).strip("-")
 
 
-def published_for(table: str) -> Callable[[Path], Published | None]:
-    """Return the function from a certificates file to the row of `table` that its run reproduces, or None.
+def published_for(table: str) -> PublishedFor:
+    """Return the function from a certificates file and its settings to the row of `table` of its run, or None.
 
     A run reproduces a row with the same data set (or a sample of it), objective and sigma (and network, if the table
     compares networks); other differences are reported. A file without a recipe is matched by the method in its
@@ -210,12 +210,12 @@ def published_for(table: str) -> Callable[[Path], Published | None]:
     """
     runs = paper_runs(table)
 
-    def find(path: Path) -> Published | None:
+    def find(path: Path, settings: Mapping[str, Any]) -> Published | None:
         recipe = recipe_of_run(path)
         if recipe is not None:
             run = next((run for run in runs if _reproduces(recipe, run)), None)
             return None if run is None else published(run, recipe, path)
-        run = _only_row(runs, stored_settings(path))
+        run = _only_row(runs, settings)
         return None if run is None else _published(run, ["how it was trained is not recorded"])
 
     return find

@@ -1,6 +1,6 @@
 """Everything that a report says, in whatever format: read from certificates files, checked and computed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from smoothcert.report.metrics import TrainedRun, training_runs
 from smoothcert.report.names import Panel, by_sigma, panels_of
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import norm_of
-from smoothcert.report.published import Published, comparison_notes, place_in_table, published_rows
+from smoothcert.report.published import Published, PublishedFor, comparison_notes, place_in_table, published_rows
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
 from smoothcert.report.tables import NUMBERS, RANKED, RANKED_SEEDS, intervals_layout, layout, seeds_layout
@@ -42,7 +42,6 @@ SEEDS = (
 INTERVALS = (
     "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in them."
 )
-PublishedFor = Callable[[Path], Published | None]
 
 
 @dataclass(frozen=True)

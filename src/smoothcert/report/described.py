@@ -38,7 +38,7 @@ def describe(files: Sequence[Named], descriptions: Sequence[Description]) -> lis
 
     Each description belongs to the file that its `file` names, or else to the next file without settings of its own,
     in order. Without `dataset`, the file is taken to be of the data set that all other files record, in its official
-    form.
+    form; without `split`, a file of that data set is taken to be of their split.
     """
     described = list(files)
     free = [i for i, (_, file) in enumerate(files) if not file.settings]
@@ -48,10 +48,11 @@ def describe(files: Sequence[Named], descriptions: Sequence[Description]) -> lis
         free = [i for i in free if i != place]
         name, file = described[place]
         settings = _settings(description)
-        if "dataset" not in settings and len(recorded) == 1:
+        if len(recorded) == 1:
             dataset, split = next(iter(recorded))
             official = dataset and dataset.removesuffix(OTHER_NUMBERS)  # which other tools have read
-            settings |= {"dataset": official, "split": settings.get("split", split)}
+            if settings.setdefault("dataset", official) == official:
+                settings.setdefault("split", split)
         settings = {key: value for key, value in settings.items() if value is not None}
         try:
             check_settings(settings, file.path)

@@ -86,7 +86,7 @@ def remarks_on(file: CertificatesFile) -> tuple[str, ...]:
     radii = ", ".join(map(str, settings.get("radii") or ()))
     cascade = settings.get("cascade") or ()
     of_one_class = len(columns) >= MANY_IMAGES and len(np.unique(columns.label)) == 1
-    spent = int(columns.spent.sum())
+    spent = int(columns.spent.sum())  # 0: votes are not recorded
     most = int(columns.n0.sum()) + (n * len(columns) if n else int(columns.n.sum()))
     remarks = {
         f"sampled until radius {radii} was decided": bool(radii),
@@ -97,7 +97,7 @@ def remarks_on(file: CertificatesFile) -> tuple[str, ...]:
         f"cascade over σ {', '.join(f'{sigma:g}' for sigma in cascade)}": bool(cascade),
         "sound integer noise": bool(settings.get("sound")),
         f"{settings.get('noise')} noise, radii in L1": norm_of(file) == "L1",
-        f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent,
+        f"{most / max(spent, 1):.1f} times fewer votes than n for each image": most > spent > 0,
         f"all images of class {class_name(columns.label[0], class_names_of(file))}, so its ACR alone": of_one_class,
         "a last row, not written to its end, is left out": file.torn,
     }

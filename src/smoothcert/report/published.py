@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
@@ -37,6 +38,8 @@ class Published:
         return self.acr if radius is None else self.accuracy_at.get(radius)
 
 
+PublishedFor = Callable[[Path, Mapping[str, Any]], Published | None]
+"""From a certificates file and its settings, those of --as included, to the published row of its run."""
 AS_PUBLISHED = "trained and certified as in the paper, as far as the files tell"
 
 # Both papers: Cohen et al.'s CERTIFY on the whole test set, on ImageNet every 100th image of the validation set.
@@ -44,19 +47,19 @@ _VOTES = {"n": 100_000, "n0": 100, "alpha": 0.001}
 _IMAGES = {"mnist": 10_000, "cifar10": 10_000, "imagenet": 500}
 
 
-def published_rows(
-    files: Sequence[tuple[str, CertificatesFile]], published: Callable[[Path], Published | None]
-) -> dict[str, Published]:
+def published_rows(files: Sequence[tuple[str, CertificatesFile]], published: PublishedFor) -> dict[str, Published]:
     """Name -> published row for the runs that have one. Refuses runs that cannot be compared with their row.
 
     The papers certify at the sigma of training: a file with another sigma cannot be compared.
     """
-    rows = {name: row for name, file in files if (row := published(file.path)) is not None}
+    rows = {name: row for name, file in files if (row := published(file.path, file.settings)) is not None}
     if not rows:
         names = ", ".join(name for name, _ in files)
         raise RequestError(
             f"{names}: expected a run that the paper's table has, got none with the data set, method, sigma and "
-            "hyper-parameters of a row; add a run of the table, choose another table or leave --paper out"
+            "hyper-parameters of a row; add a run of the table (for a file of another tool give dataset, sigma and "
+            "method with --as, the method as `smoothcert papers TABLE` prints it), choose another table or leave "
+            "--paper out"
         )
     for name, file in files:
         if name in rows and file.is_randomized:

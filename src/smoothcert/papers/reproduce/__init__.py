@@ -4,10 +4,11 @@ The state is read from the folders: the same request continues where it stopped,
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -19,6 +20,7 @@ from smoothcert.papers.reproduce.run_state import plan_table
 from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
 from smoothcert.papers.rows import PaperRun, paper_runs, published
 from smoothcert.report import Published, terminal_report, write_report
+from smoothcert.report.published import PublishedFor
 from smoothcert.report.thumbnails import pictures
 
 __all__ = ["QUICK", "PlannedRun", "Request", "plan", "plan_table", "reproduce", "share_runs"]
@@ -112,14 +114,14 @@ def missing(rows: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def row_of_file(finished: Sequence[PlannedRun]) -> Callable[[Path], Published | None]:
+def row_of_file(finished: Sequence[PlannedRun]) -> PublishedFor:
     """Return the function from a certificates file to the row of its run, also if overrides changed the recipe.
 
     `missing` reports the rows without a run.
     """
     by_file = {run.certificates.resolve(): run for run in finished}
 
-    def find(path: Path) -> Published | None:
+    def find(path: Path, _: Mapping[str, Any]) -> Published | None:
         run = by_file.get(path.resolve())
         if run is None or run.recipe is None:
             return None
