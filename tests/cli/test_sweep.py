@@ -164,6 +164,10 @@ def test_train_without_a_preset(run_cli: Cli, place: Path) -> None:
     assert (recipe.model, recipe.epochs, recipe.batch_size, recipe.schedule) == ("lenet", 2, 16, "cosine")
     assert recipe.to_mapping()["objective"]["weight"] == 3
     assert run_cli(*request, "--set", "lambda=3", "--resume", "--device", "cpu")[0] == 0
+    code, out, _ = run_cli(*request, "--set", "lr=0.02", "--out", "faster", "--device", "cpu")
+    assert code == 0
+    assert load_train_recipe(place / "faster/recipe.yaml").learning_rate == 0.02
+    assert "batch_size 16, learning_rate_warm_up 1," in out, "what --set chooses is no default"
     code, _, err = run_cli(*request, "--set", "lambda=4", "--resume", "--device", "cpu")
     assert code == 2
     assert "holds a run of another recipe" in err

@@ -74,6 +74,13 @@ class Rooted(Grey):
 class One(Grey):
     classes = ("dark",)
 
+class FromOne(Grey):
+    classes = None
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image, label + 1
+
 def number():
     return 5
 
@@ -109,6 +116,14 @@ def test_images_of_the_package_are_taken_as_they_are() -> None:
     assert data.name == "mine.py:digits"
 
 
+def test_labels_that_count_from_1_are_reported() -> None:
+    with pytest.warns(
+        UserWarning, match=r"mine\.py:FromOne: no image has a label below 1; if your classes count from 1"
+    ):
+        data = load_dataset("mine.py:FromOne", "train")
+    assert data.num_classes == 3, "a class without images"
+
+
 def test_names_of_the_same_data(workplace: Path) -> None:
     for other in ("./mine.py:Grey", f"{workplace}/../{workplace.name}/mine.py:Grey"):
         assert same_data("mine.py:Grey", other)
@@ -122,6 +137,7 @@ def test_names_of_the_same_data(workplace: Path) -> None:
         ("mine.py:Gray", "dataset: expected a class Gray in mine.py, got none; did you mean Grey?"),
         ("none.py:Grey", "none.py, which does not exist; correct the path"),
         ("no_such_module:Grey", "No module named 'no_such_module'); run where Python finds the module"),
+        ("mine.py", "dataset: expected FILE.py:Name, got mine.py; add the name of the class after a colon"),
         ("foldr:mine", "expected a data set among mnist, mnist-sample, cifar10, imagenet, folder:PATH, npz:PATH, FILE"),
         ("torch:Grey", "torch:Grey: `train` was given this Dataset in Python; name it: --dataset FILE.py:Grey"),
         ("os:abort", "to be a class or a function that returns a torch Dataset, got builtin_function_or_method"),

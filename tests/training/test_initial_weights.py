@@ -82,6 +82,16 @@ def test_network_that_returns_probabilities_is_reported(tmp_path: Path, tiny_dat
         assert notes == ([] if isinstance(last, nn.LogSoftmax) else expected)
 
 
+def test_small_logits_of_random_weights_are_not_taken_for_probabilities(tiny_data: ImageData) -> None:
+    """The outputs of a new network are close to its last biases, which are in [0, 1] for one in eight of 3 classes."""
+    model, two = nn.Sequential(nn.Flatten(), nn.Linear(784, 3)), replace(tiny_data, labels=tiny_data.labels % 3)
+    nn.init.normal_(model[1].weight, std=1e-4)
+    model[1].bias.data = torch.tensor([0.4, 0.5, 0.6])
+    assert start_notes(model, two, trained=False) == []
+    (note,) = start_notes(nn.Sequential(model, nn.Softmax(1)), two, trained=False)
+    assert "returns probabilities" in note
+
+
 class Behind(nn.Module):
     """A network behind an input layer, as attributes of a class."""
 

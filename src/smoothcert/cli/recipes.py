@@ -84,6 +84,11 @@ def choose_recipe(
     # JSON is YAML: a path may contain " #".
     overrides = [*(f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None), *changes]
     final, changed = with_overrides(chosen, overrides), {text.partition("=")[0] for text in overrides}
+    if options.preset is None and file is None:
+        from smoothcert.report.progress import print_note
+        from smoothcert.training.default_recipe import describe_choices
+
+        print_note(console, f"defaults without a preset: {describe_choices(chosen, final)}; --set changes them")
     check_dataset(final.dataset)
     if file is not None and "dataset" not in changed:
         refuse_data_code(file, final.dataset)
@@ -102,7 +107,7 @@ def choose_recipe(
 def recipe_for_data(
     options: RecipeOptions, sigma: float | None, image_size: int | None, load: DatasetReader, trained: bool
 ) -> "TrainRecipe":
-    """Return the default recipe for the data set and the method of a request; print what it chooses."""
+    """Return the default recipe for the data set and the method of a request."""
     if options.dataset is None:
         raise RequestError(
             "give --preset NAME, --recipe FILE, or --dataset NAME --method NAME --sigma S; `smoothcert presets` and "
@@ -113,8 +118,7 @@ def recipe_for_data(
             raise RequestError(f"{option}: missing; without a preset it must be given with --dataset {options.dataset}")
     check_dataset(options.dataset)
     from smoothcert.models import check_name
-    from smoothcert.report.progress import print_note
-    from smoothcert.training.default_recipe import default_recipe, describe_choices
+    from smoothcert.training.default_recipe import default_recipe
     from smoothcert.training.recipe import TrainRecipe
 
     # A wrong method, noise level or network is refused before images are downloaded or read.
@@ -123,15 +127,13 @@ def recipe_for_data(
     if options.model is not None:
         check_name(options.model)
     images = load(options.dataset, "train", image_size)
-    recipe = default_recipe(
+    return default_recipe(
         *(images, options.dataset, sigma, str(options.objective)),  # type: ignore[arg-type]
         image_size=image_size,
         model=options.model,
         epochs=options.epochs,
         trained=trained,
     )
-    print_note(console, f"defaults without a preset: {describe_choices(recipe)}; --set changes them")
-    return recipe
 
 
 def split_values(text: str) -> list[str]:

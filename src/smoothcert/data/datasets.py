@@ -226,6 +226,8 @@ def _load(name: str, split: Split, folder: Path | str | None, options: Mapping[s
     users = kind in ("folder", "npz") and path != ""
     if kind == "torch" and path:
         raise RequestError(f"{name}: `train` was given this Dataset in Python; name it: --dataset FILE.py:{path}")
+    if name.endswith(".py"):
+        raise RequestError(f"dataset: expected FILE.py:Name, got {name}; add the name of the class after a colon")
     if not users and not is_data_code(name) and name not in DATASETS:
         kind, own = ("folder", Path(name).is_dir()) if not name.endswith(".npz") else ("npz", Path(name).is_file())
         hint = did_you_mean(name, DATASETS, "choose one of these", [f"{kind}:{name}"] if own else [])

@@ -159,6 +159,11 @@ def labels_digest(shape: Sequence[int], num_classes: int, labels: Tensor) -> "ha
     return digest
 
 
+def labels_from(lowest: int) -> str:
+    """The note on labels without names of which the lowest is above 0."""
+    return f"no image has a label below {lowest}; if your classes count from {lowest}, subtract it"
+
+
 def spread(total: int, most: int) -> Tensor:
     """At most `most` of the indices 0..total - 1, int64, in even steps: data may be sorted."""
     count = min(most, total)

@@ -12,7 +12,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from smoothcert.data.datasets import UNSPLIT, Split, with_home
-from smoothcert.data.images import ImageData
+from smoothcert.data.images import ImageData, labels_from
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
 from smoothcert.io.text import error_line
@@ -55,7 +55,7 @@ def _notes(arrays: Mapping[str, NDArray[Any]], prefix: str, *, named: bool) -> I
         (int(arrays[name].min()) for name in arrays if name.endswith("labels") and len(arrays[name])), default=0
     )
     if lowest > 0 and not named:
-        yield f"no image has a label below {lowest}; if your classes count from {lowest}, subtract it"
+        yield labels_from(lowest)
     if unknown:
         some = ", ".join(map(str, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
         yield f"no training image has the test labels {some}; a network cannot learn these classes"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from smoothcert.data.datasets import Normalization
-from smoothcert.data.images import describe, labels_digest, spread
+from smoothcert.data.images import describe, labels_digest, labels_from, spread
 from smoothcert.data.streamed_images import StreamedImages
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import named_error
@@ -48,6 +48,7 @@ def images_from_dataset(
     labels = _known_labels(dataset)
     if labels is None:
         labels = torch.tensor([_read_item(dataset, index)[1] for index in range(total)], device="cpu")
+    name, lowest = name or type(dataset).__name__, int(labels.min())
     if num_classes is None:
         num_classes = len(classes) if classes else 1 + int(labels.max())
     return DatasetImages(
@@ -55,11 +56,12 @@ def images_from_dataset(
         first=image,
         labels=labels,
         num_classes=num_classes,
-        name=name or type(dataset).__name__,
+        name=name,
         split=split,
         normalization=normalization,
         class_names=classes if classes and len(classes) == num_classes else None,
         workers=workers,
+        notes=() if classes or lowest <= 0 else (f"{name}: {labels_from(lowest)}",),
     )
 
 

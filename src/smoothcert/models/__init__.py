@@ -52,6 +52,8 @@ DENOISERS: dict[str, Callable[[int], nn.Module]] = {
 
 def check_name(name: str) -> None:
     """Refuse a name that is neither a model of the package nor a user's own network."""
+    if name.endswith(".py"):
+        raise RequestError(f"model: expected FILE.py:function, got {name}; add the name of the function after a colon")
     if not is_code(name) and name not in DENOISERS and name not in MODELS:
         raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, sorted(MODELS))}")
 

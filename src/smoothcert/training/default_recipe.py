@@ -84,6 +84,7 @@ def default_network(shape: tuple[int, int, int]) -> str:
     )
 
 
-def describe_choices(recipe: TrainRecipe) -> str:
-    """Return the fields that `default_recipe` has chosen, on one line."""
-    return ", ".join(f"{name} {getattr(recipe, name)}" for name in CHOSEN)
+def describe_choices(recipe: TrainRecipe, final: TrainRecipe) -> str:
+    """Return the fields that `default_recipe` has chosen for `recipe` and that `final` keeps, on one line."""
+    chosen = {name: getattr(recipe, name) for name in CHOSEN}
+    return ", ".join(f"{name} {value}" for name, value in chosen.items() if getattr(final, name) == value)

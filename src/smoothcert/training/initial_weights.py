@@ -89,7 +89,7 @@ def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
         logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in torch.split(images, 10)])
     notes, classes, labels = [], logits.argmax(1), labels.cpu()
     one_hot = bool(((logits == 0) | (logits == 1)).all())  # votes, which have no softmax
-    if not one_hot and bool(((logits >= 0) & (logits <= 1)).all()):
+    if not one_hot and bool(((logits >= 0) & (logits <= 1)).all()) and _are_probabilities(model, logits, trained):
         notes.append("the network returns probabilities, but losses expect logits; omit its last softmax or sigmoid")
     share = float((classes == labels).double().mean())
     if trained and at_chance(share, independent_accuracy(classes, labels, logits.shape[1]), len(labels)):
@@ -99,6 +99,13 @@ def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
             "doctor`"
         )
     return notes
+
+
+def _are_probabilities(model: nn.Module, outputs: Tensor, trained: bool) -> bool:
+    """Whether `outputs` in [0, 1] are those of a softmax or sigmoid, and not logits of random weights."""
+    *_, last = model.modules()
+    softmax = bool(((outputs.sum(1) - 1).abs() < 1e-3).all())
+    return softmax or trained or isinstance(last, nn.Sigmoid)
 
 
 def _read(path: Path, key: str | None, on_note: Callable[[str], None]) -> Mapping[str, Tensor]:
