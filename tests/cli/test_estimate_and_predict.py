@@ -214,6 +214,7 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
         (("predict", "--model", "nets.py:brightness", "--sigma", 0.5, "nowhere.png"), "nowhere.png: no such file"),
         ((*asked[:-2], "--image-size", 4, "dark.png"), "expected an image of 4x4 pixels, got 8x8"),
         ((*asked, "--dataset", "mnist", "--image-size", 4, "dark.png"), "expected none with mnist, which has them"),
+        ((*asked, "--resize", "dark.png"), "--resize: expected --image-size S with it, the side of the images that"),
         ((*asked, "--skip-unreadable", "dark.png"), "--skip-unreadable: expected --dataset folder:PATH"),
         ((*asked[:-2], "dark.png", "."), ".: expected an image file, got a folder; give its files, such as ./*.png"),
     ):
@@ -236,6 +237,21 @@ def test_predict_prints_each_warning_once(run_cli: Cli, place: Path) -> None:
     network = ("--model", "nets.py:warning", "--sigma", 3, "--classes", "names.txt", "--n", 10)
     code, _, err = run_cli("predict", *network, *["dark.png"] * (2 * IMAGES_AT_ONCE), "--device", "cpu")
     assert (code, err.count("warning: a pass\n"), err.count("warning: sigma 3 hides")) == (0, 1, 1)
+
+
+def test_classes_in_another_order_than_those_of_a_run_are_refused(run_cli: Cli, place: Path) -> None:
+    sample = mnist.load_sample("test")
+    images, labels = sample.images[:64, 0].numpy(), sample.labels[:64].numpy() % 3
+    np.savez("three.npz", images=images, labels=labels, class_names=np.array(["a", "b", "c"]))
+    train = ("train", "--dataset", "npz:three.npz", "--method", "gaussian", "--sigma", 0.5, "--epochs", 1)
+    assert run_cli(*train, "--out", "run", "--device", "cpu")[0] == 0
+    Image.fromarray(images[0]).save("digit.png")
+    (place / "names.txt").write_text("b\na\nc\n")
+    code, _, err = run_cli("predict", "run", "digit.png", "--classes", "names.txt", "--device", "cpu")
+    assert code == 2
+    assert err == "smoothcert: --classes: expected the order of run, a, b and c, got b, a and c; leave --classes out\n"
+    (place / "names.txt").write_text("a\nb\nc\n")
+    assert run_cli("predict", "run", "digit.png", "--classes", "names.txt", "--n", 10, "--device", "cpu")[0] == 0
 
 
 def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) -> None:

@@ -316,6 +316,14 @@ def test_the_headline_of_radii_below_those_of_the_table() -> None:
         assert headlines(comparisons([summarize(file, "a", [0.0])]))[0].startswith(words)
 
 
+def test_the_headline_of_runs_of_which_one_has_too_few_votes_for_the_table() -> None:
+    """With n = 10, 0.001 ** 0.1 = 0.501 is the largest lower bound: no radius above 0.01 can be shown."""
+    rows = [image(i, 1, 1, 0.9) for i in range(9)]
+    few = summary_of([image(i, 1, 1, 0.0005, n=10) for i in range(9)], "few", n=10)
+    (text,) = headlines(comparisons([summary_of(rows, "many"), few]))
+    assert text.startswith("No radius of the table above 0 can be shown by the votes of all runs; leave out those with")
+
+
 def test_the_headline_in_words() -> None:
     better = [image(i, 1, 1 if i < 83 else 0, 0.7) for i in range(100)]
     worse = [image(i, 1, 1 if i >= 21 else 0, 0.7) for i in range(100)]

@@ -14,6 +14,7 @@ from smoothcert.cli.options import ClassifierOptions
 from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
 from smoothcert.errors import RequestError
+from smoothcert.io.text import some_of
 from smoothcert.training.checkpoint import InputSpec, class_names_of, load_run
 from smoothcert.training.choices import NoiseName
 from smoothcert.training.denoiser import load_denoiser
@@ -88,6 +89,11 @@ def named_classifier(
     if folders:
         subject, source = find_subject(request, folders, sigma, None, on_note), str(folders[0])
         spec, dataset = subject.runs[0].spec, subject.runs[0].recipe.dataset
+        if names and spec.class_names and names != spec.class_names and set(names) == set(spec.class_names):
+            raise RequestError(
+                f"--classes: expected the order of {source}, {some_of(spec.class_names)}, got {some_of(names)}; leave "
+                "--classes out"
+            )
     else:
         shape, num_classes, labels = own_inputs(request, first)
         subject = find_subject(request, folders, sigma, num_classes if names is None else len(names), on_note)

@@ -50,6 +50,8 @@ def predict(
     """Print the class, the votes and the certified radius of image files."""
     runs, images = runs_and_images(paths, request)
     request.check_noise_level(runs, sigma)
+    if resize and not runs and request.dataset is None and request.image_size is None:
+        raise RequestError("--resize: expected --image-size S with it, the side of the images that the network takes")
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 

@@ -59,6 +59,8 @@ def _without_radius(comparison: Comparison) -> str:
     largest = max(float(run.outcomes.radius.max()) for run in comparison.runs)
     if largest == 0:
         return "No image is classified correctly with a certified radius above 0."
+    if any(0 < radius <= largest for radius in comparison.first.accuracy_at):
+        return "No radius of the table above 0 can be shown by the votes of all runs; leave out those with few votes."
     return f"The largest certified radius is {radius_text(largest)}; choose radii up to it for the table."
 
 
