@@ -184,7 +184,9 @@ def test_a_healthy_network_is_sent_to_certification(workplace: Path, run_cli: Cl
     arguments = ("--model", "net.py:bare", "--init", "mean.pt", "--dataset", "npz:grey.npz", "--device", "cpu")
     code, out, err = run_cli("doctor", *arguments, "--out", "figures")
     assert code == 0, err
-    assert "wrote figures/doctor.png; nothing was found" in out
+    assert "wrote figures/doctor.png; nothing was found\n" in out
+    _, few, _ = run_cli("doctor", *arguments, "--images", 20, "--out", "few")
+    assert "wrote few/doctor.png; nothing was found, but 20 images show large faults only\n" in few
     (command,) = [line.partition("next: smoothcert ")[2] for line in out.splitlines() if line.startswith("next: ")]
     assert command == "certify --model net.py:bare --init mean.pt --dataset npz:grey.npz --sigma 0.25 --out runs/net"
     code, _, err = run_cli(*shlex.split(command), "--n", 100, "--max-images", 2, "--device", "cpu")

@@ -84,6 +84,10 @@ class DoctorOptions(NetworkOptions):
         return command_line("certify", *self._words(), *([] if self.run is not None else ["--out", self._folder]))
 
 
+ENOUGH_IMAGES = 100
+"""With fewer images the tests of the doctor often cannot tell a poor accuracy from chance."""
+
+
 def doctor(
     *,
     request: DoctorOptions,
@@ -120,7 +124,8 @@ def doctor(
         console.print(f"next: {adaptation}")
     measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
     written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
-    console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else "; nothing was found"))
+    few = f", but {diagnosis.images} images show large faults only" if diagnosis.images < ENOUGH_IMAGES else ""
+    console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else f"; nothing was found{few}"))
     if diagnosis.healthy:
         console.print(f"next: {request.certification()}")
 
