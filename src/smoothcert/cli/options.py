@@ -33,9 +33,6 @@ Data = Annotated[
 ]
 DATASET = "Data set: see `smoothcert datasets`; or your own: folder:PATH, npz:PATH or FILE.py:Name."
 """The help of --dataset."""
-ImageSize = Annotated[
-    int | None, typer.Option("--image-size", min=1, help="Side of the images, for folder:PATH and image files.")
-]
 OwnNetwork = Annotated[
     str | None, typer.Option("--model", help="Your own network: package.module:function or FILE.py:function.")
 ]
@@ -131,7 +128,9 @@ def parse_numbers(option: str, text: str | None, kind: type[Number]) -> tuple[Nu
 class ImageOptions:
     """The options that say how images are read."""
 
-    image_size: ImageSize = None
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="Side of the images, for folder:PATH and image files.")
+    ] = None
     channels: Annotated[
         int | None, typer.Option(help="For folder:PATH: 1 (grey) or 3 (RGB).", show_default="as the files")
     ] = None
