@@ -24,7 +24,7 @@ from smoothcert.io.text import (
     radius_text,
     rate,
 )
-from smoothcert.report.progress import certification_bar, counting_bar
+from smoothcert.report.progress import certification_bar, counting_bar, print_note, print_warning
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,28 @@ def test_the_console_shows_hostile_text_as_it_is(capsys: pytest.CaptureFixture[s
     assert r"wrote \x1b[2J:warning: [bold]b" in out
     assert "\x1b[2J" not in out
     assert "\x1b]0" not in out
+
+
+def test_strings_are_printed_in_one_line_and_tables_fit_the_width(capsys: pytest.CaptureFixture[str]) -> None:
+    console = PlainConsole(file=sys.stdout, force_terminal=True, width=20)
+    command = "next: smoothcert certify runs/a --n 10000"
+    console.print(command)
+    assert capsys.readouterr().out == f"{command}\n", "as it is copied, without colours"
+    table = Table("command")
+    table.add_row(command)
+    console.print(table)
+    assert command not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("rank", "printed"), [("0", "note: a\nwarning: b\n"), ("1", "")])
+def test_one_of_several_processes_prints_notes(
+    rank: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    print_note(PlainConsole(file=sys.stdout), "a")
+    print_warning(PlainConsole(file=sys.stdout), "b")
+    assert capsys.readouterr().out == printed
 
 
 def test_a_progress_bar_shows_hostile_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
