@@ -98,6 +98,22 @@ def test_preprocessing_with_further_steps_is_refused(vit: Path, tmp_path: Path) 
         load_hub(f"hf:{folder}")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"resample": 1},
+        {"resample": 4},
+        {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 384}, "crop_pct": None},
+        {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 16}, "crop_pct": 0.875},
+        {"image_processor_type": "PoolFormerImageProcessor", "size": {"shortest_edge": 16}, "crop_pct": 0.9}
+        | {"do_center_crop": True, "crop_size": {"height": 16, "width": 16}},
+    ],
+)
+def test_usual_preprocessing_is_accepted(vit: Path, tmp_path: Path, fields: dict[str, object]) -> None:
+    """Filters that torch lacks (Lanczos, box), and ConvNeXt at 384 pixels, whose configuration has no crop_pct."""
+    load_hub(f"hf:{with_processor(vit, tmp_path / 'other', **fields)}")
+
+
 def test_a_network_of_timm_in_transformers_is_preprocessed_as_in_timm() -> None:
     settings = {"input_size": (3, 224, 224), "crop_pct": 0.9, "interpolation": "bicubic", "mean": MEAN, "std": STD}
     fields = {"image_processor_type": "TimmWrapperImageProcessor", "data_config": settings}

@@ -47,9 +47,11 @@ class Preprocessing:
         target: tuple[int, int] | int | None = _height_and_width(size) or _shorter_side(size)
         if size is not None and target is None:
             raise RequestError(f"preprocessing: expected a size of height and width or a shortest edge, got {size}")
-        if fields.get("crop_pct") is not None and isinstance(target, int):
-            crop = None if target >= WARPED_FROM else (target, target)
-            target = (target, target) if crop is None else int(target / fields["crop_pct"])
+        if "crop_pct" in fields and isinstance(target, int):
+            if target >= WARPED_FROM and not fields.get("do_center_crop"):
+                target = (target, target)
+            elif fields["crop_pct"] is not None:
+                crop, target = (target, target), int(target / fields["crop_pct"])
         if fields.get("do_center_crop"):
             crop = _height_and_width(fields.get("crop_size"))
         scale = 255 * fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 255.0
