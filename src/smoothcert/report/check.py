@@ -27,6 +27,7 @@ _NO_NUMBERS = re.compile(
     r'"pictures":\[[^]]*\]|"picture":(?:null|\d+)|"note":(?:null|"(?:[^"\\]|\\.)*")',
     re.DOTALL,
 )
+_DATA = re.compile(r"<script type=\"application/json\".*?</script>", re.DOTALL)
 _TAG = re.compile(r"<[^>]*>")
 _NUMBER = re.compile(r"[+−-]?\d+(?:,\d{3})*(?:\.\d+)?")
 
@@ -65,11 +66,17 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
     for name, text in written.items():
         theirs, ours = text, expected[name]
         if name == PAGE:
-            theirs, ours = ("\n".join(filter(None, _NO_NUMBERS.sub("", t).splitlines())) for t in (theirs, ours))
+            theirs, ours = _numbers_of_page(theirs), _numbers_of_page(ours)
         elif name.endswith(".csv"):  # the commas in numbers are not those between cells
             theirs, ours = theirs.replace(",", " , "), ours.replace(",", " , ")
         differences += _line_differences(theirs, ours, name)
     return [*differences, *_picture_differences(folder, contents, drawn)]
+
+
+def _numbers_of_page(page: str) -> str:
+    """The page without what `_NO_NUMBERS` matches; the commas between the numbers of its data are not those in one."""
+    page = _DATA.sub(lambda data: data[0].replace(",", ", "), _NO_NUMBERS.sub("", page))
+    return "\n".join(filter(None, page.splitlines()))
 
 
 def _picture_differences(folder: Path, contents: Contents, files: Sequence[str]) -> Iterator[str]:
