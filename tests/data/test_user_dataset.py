@@ -13,6 +13,8 @@ from tiny import tiny_recipe
 
 from smoothcert import cli, train
 from smoothcert.certification.certificates import read_certificates
+from smoothcert.cli.denoising import next_step
+from smoothcert.cli.options import ImageOptions
 from smoothcert.data import ImageData, Split, load_dataset, same_data
 from smoothcert.errors import RequestError
 
@@ -189,6 +191,13 @@ def test_code_that_only_a_file_names_is_not_run(workplace: Path, run_cli: Cli) -
     file = read_certificates(workplace / "run/certificates/test-n20.tsv")
     assert [row.label for row in file.rows] == [0, 1, 1]
     assert (file.settings["dataset"], file.settings["split"]) == ("./mine.py:Grey", "test")
+
+
+def test_the_next_step_after_train_denoiser_names_the_code(tmp_path: Path) -> None:
+    """It would be refused without; built-in data are those of the run."""
+    for data, words in (("mine.py:Grey", " --dataset mine.py:Grey"), ("mnist", "")):
+        line = next_step(Path("out"), data, str(tmp_path), None, ImageOptions())
+        assert line == f"next: smoothcert certify {tmp_path}{words} --denoiser out"
 
 
 def test_python_does_not_run_code_that_only_a_recipe_names(workplace: Path) -> None:

@@ -20,6 +20,7 @@ from smoothcert.cli.options import (
     optional,
 )
 from smoothcert.cli.training import refuse_used_folder
+from smoothcert.data.datasets import is_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
 
@@ -89,7 +90,7 @@ def next_step(out: Path, dataset: str, classifier: str | None, init: Path | None
     """Return how to certify `classifier`, with the weights `init`, behind the denoiser in `out`."""
     if classifier is None:  # a line after "next:" runs as it is; this one does not
         return f"in front of a classifier RUN: {command_line('certify', 'RUN', '--denoiser', out, *files.words())}"
-    subject: list[object] = [classifier]
+    subject: list[object] = [classifier, *(["--dataset", dataset] if is_data_code(dataset) else [])]
     if not Path(classifier).is_dir():
         subject = ["--model", classifier, *optional("--init", init), "--dataset", dataset]
         subject += [*optional("--image-size", files.image_size), "--out", f"{out}-certified"]
