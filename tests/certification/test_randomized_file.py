@@ -101,7 +101,7 @@ def test_published_numbers_are_not_compared_with_it(folder: Path, run_cli: Cli, 
     path = folder / "certificates" / "randomized.tsv"
     row = Published("smoothmix/table2", "Gaussian", 1.0, {}, ())
     with pytest.raises(RequestError, match="expected the one-sided bound to compare with smoothmix/table2"):
-        published_rows([("run", read_certificates(path))], lambda _: row)
+        published_rows([("run", read_certificates(path))], lambda *_: row)
 
 
 def test_rules_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from smoothcert.data import ImageData, Split, datasets, load_dataset
 from smoothcert.errors import RequestError
 from smoothcert.papers.presets import preset
 from smoothcert.papers.reproduce import estimate, work
-from smoothcert.training.default_recipe import default_network, default_recipe
+from smoothcert.training.default_recipe import default_network, default_recipe, describe_choices
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import load_train_recipe, with_overrides
 
@@ -188,6 +188,9 @@ def test_default_recipe_suits_the_images(tiny_data: ImageData) -> None:
     assert default_recipe(tiny_data, "npz:x", 0.5, "smoothmix").batch_size == 16
     own = default_recipe(tiny_data, "npz:x", 0.5, "gaussian", model="net.py:build")
     assert own.learning_rate == pytest.approx(0.01 * 16 / 256)
+    advice = "learning_rate 0.000625 (if your code loads trained weights; else try 0.00625)"
+    assert advice in describe_choices(own, own, trained=False)
+    assert "learning_rate 0.000625, " in describe_choices(own, own, trained=True)
     with pytest.raises(RequestError, match="expected at least 4 training images, got 3"):
         default_recipe(tiny_data.subset(torch.arange(3)), "npz:x", 0.5, "smoothmix")
     with pytest.raises(RequestError, match=r"^objective: unknown method smoothmixx; did you mean smoothmix"):

@@ -88,7 +88,8 @@ def choose_recipe(
         from smoothcert.report.progress import print_note
         from smoothcert.training.default_recipe import describe_choices
 
-        print_note(console, f"defaults without a preset: {describe_choices(chosen, final)}; --set changes them")
+        choices = describe_choices(chosen, final, trained=trained)
+        print_note(console, f"defaults without a preset: {choices}; --set changes them")
     check_dataset(final.dataset)
     if file is not None and "dataset" not in changed:
         refuse_data_code(file, final.dataset)

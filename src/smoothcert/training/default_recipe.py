@@ -84,7 +84,11 @@ def default_network(shape: tuple[int, int, int]) -> str:
     )
 
 
-def describe_choices(recipe: TrainRecipe, final: TrainRecipe) -> str:
+def describe_choices(recipe: TrainRecipe, final: TrainRecipe, *, trained: bool) -> str:
     """Return the fields that `default_recipe` has chosen for `recipe` and that `final` keeps, on one line."""
     chosen = {name: getattr(recipe, name) for name in CHOSEN}
-    return ", ".join(f"{name} {value}" for name, value in chosen.items() if getattr(final, name) == value)
+    if is_code(recipe.model) and not trained:  # nobody knows whether the code loads weights
+        rate = recipe.learning_rate * RATE_PER_256 / TRAINED_RATE_PER_256
+        chosen["learning_rate"] = f"{recipe.learning_rate} (if your code loads trained weights; else try {rate:g})"
+    kept = [name for name in CHOSEN if getattr(final, name) == getattr(recipe, name)]
+    return ", ".join(f"{name} {chosen[name]}" for name in kept)
