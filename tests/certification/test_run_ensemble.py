@@ -131,6 +131,7 @@ def test_command_line_refuses_requests_that_are_unclear(run_cli: Cli, folders: l
         (["--ensemble", *folders, "--consensus", 3], "consensus: expected at least 2 and fewer than the 3 members"),
         (["--ensemble", folders[0], wide], "--sigma: expected one for all members, which were trained with sigma 0.5"),
         (["--ensemble", *folders[:2], tmp_path / "none"], "none: no such run folder"),
+        (["--ensemble", *folders, "--out", folders[1]], "--out: expected a folder for the ensemble alone, got the run"),
     ):
         code, _, err = run_cli("certify", *request, *FEW)
         assert code == 2

@@ -59,6 +59,8 @@ def find_target(request: CertifyOptions, folders: Sequence[Path], fields: Mappin
     """Return the classifier of the run `folders` (none for the user's own model); wrong settings are refused."""
     subject = subject_for_images(request, folders, fields["sigma"], request.console)
     folder = request.out or default_folder(request.kind, folders)
+    if request.kind and (folder / MODEL).exists():  # reports would take the certificates for those of the run
+        raise RequestError(f"--out: expected a folder for the {request.kind} alone, got the run {folder}; give another")
     sigma, noise = noise_for(subject, fields["sigma"], fields["noise"])
     settings = parse_recipe(CertifySettings, {**fields, "sigma": sigma, "noise": noise}, "certify")
     stages = subject.stages or (subject,)
