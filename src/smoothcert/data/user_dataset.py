@@ -7,8 +7,7 @@ from smoothcert.data.datasets import UNSPLIT, Split
 from smoothcert.data.streamed_images import Images
 from smoothcert.data.torch_dataset import images_from_dataset
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.text import named_error
-from smoothcert.models.user_code import import_code
+from smoothcert.models.user_code import import_code, reporting_failures
 
 
 def load_user_dataset(reference: str, split: Split) -> Images:
@@ -25,17 +24,11 @@ def load_user_dataset(reference: str, split: Split) -> Images:
             f"{type(build).__name__}"
         )
     given: dict[str, object] = {"split": split, "train": split == "train"}
-    try:
+    arguments = "split or train, if it has such a parameter,"
+    with reporting_failures(reference, "dataset", arguments, (RequestError, WorkError)):
         parameters = inspect.signature(build).parameters
         choice = next(({name: value} for name, value in given.items() if name in parameters), {})
         dataset = build(**choice)
-    except (KeyboardInterrupt, RequestError, WorkError):
-        raise
-    except BaseException as error:  # a user's code may fail in any way
-        raise RequestError(
-            f"dataset: {reference}() failed ({named_error(error)}); it is called with split or train, if it has such a "
-            "parameter, and nothing else"
-        ) from error
     part = split if choice else UNSPLIT
     if isinstance(dataset, Images):
         return replace(dataset, name=reference, split=part)

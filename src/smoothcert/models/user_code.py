@@ -8,6 +8,8 @@ import inspect
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,7 +57,7 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
             f"model: expected {reference} to be a function or a class written in Python that builds the network, "
             f"got {type(function).__name__}; write a function that returns it"
         )
-    try:
+    with reporting_failures(reference, "model", "num_classes, if it takes that,"):
         takes_classes = "num_classes" in inspect.signature(function).parameters
         if takes_classes and num_classes is None:
             raise RequestError(
@@ -63,19 +65,32 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
                 "a data set that has them with --dataset NAME"
             )
         model = function(num_classes=num_classes) if takes_classes else function()
-    except (KeyboardInterrupt, RequestError):
-        raise
-    except BaseException as error:  # a user's code may fail in any way
-        raise RequestError(
-            f"model: {reference}() failed ({named_error(error)}); "
-            "it is called with num_classes, if it takes that, and nothing else"
-        ) from error
     if not callable(model):
         raise RequestError(
             f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}"
         )
     refuse_without_weights(model, reference)
     return in_float32(model)
+
+
+@contextmanager
+def reporting_failures(
+    reference: str, field: str, arguments: str, passed: tuple[type[Exception], ...] = (RequestError,)
+) -> Iterator[None]:
+    """Turn everything that a call of a user's code raises into a RequestError, but Ctrl-C and what is `passed`.
+
+    `field` and `arguments` are for the message: the field of the recipe, and what the code is called with.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except passed:
+        raise
+    except BaseException as error:  # a user's code may fail in any way
+        raise RequestError(
+            f"{field}: {reference}() failed ({named_error(error)}); it is called with {arguments} and nothing else"
+        ) from error
 
 
 def as_module(network: Classifier, reference: str, field: str) -> nn.Module:
