@@ -21,7 +21,7 @@ from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.data import mnist
 from smoothcert.models import build_model, check_outputs, own_model
-from smoothcert.training.checkpoint import load_run, refuse_code
+from smoothcert.training.checkpoint import load_run, refuse_code, write_tensors
 from smoothcert.training.loop import train
 from smoothcert.training.run_folder import check_run_folder
 
@@ -300,6 +300,31 @@ def test_plain_module_is_trained_certified_and_loaded(tmp_path: Path) -> None:
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
     with pytest.raises(RequestError, match="mine gives"):
         train(tiny_recipe(model="mine"), data, tmp_path / "other", model=wrong, device="cpu")
+
+
+class WithExtraState(nn.Linear):
+    """A layer with a state that is no tensor, as those of libraries for quantization have."""
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"recipe": "fp8"}
+
+    def set_extra_state(self, state: dict[str, str]) -> None:
+        pass
+
+
+def test_extra_state_is_certified_and_refused_before_training(tmp_path: Path) -> None:
+    """A file of weights cannot hold it; certificates do not need it."""
+    model, plain = (nn.Sequential(nn.Flatten(), kind(784, 10)) for kind in (WithExtraState, nn.Linear))
+    model.load_state_dict(plain.state_dict(), strict=False)
+    data, options = mnist.load_sample("test"), {"sigma": 0.5, "n": 50, "max_images": 2, "seed": 1, "device": "cpu"}
+    files = [certify_dataset(m, data, tmp_path / f"{i}.tsv", **options) for i, m in enumerate((model, plain))]
+    assert [row.certificate for row in files[0]] == [row.certificate for row in files[1]]
+    assert files[0].settings["weights_sha256"] == files[1].settings["weights_sha256"]
+    with pytest.raises(RequestError, match=r"got 1\._extra_state, a dict; return a tensor from get_extra_state"):
+        train(tiny_recipe(model="mine"), data, tmp_path / "run", model=model, device="cpu")
+    with pytest.raises(RequestError, match=r"got 1\._extra_state"):
+        write_tensors(tmp_path / "adapted.safetensors", model.state_dict(), {})
+    assert not {"run", "adapted.safetensors"} & {path.name for path in tmp_path.iterdir()}
 
 
 def test_file_in_the_folder_does_not_replace_a_package(tmp_path: Path) -> None:

@@ -171,13 +171,24 @@ class Run:
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of the names, types, shapes and bytes of all tensors, sorted by name."""
+    """SHA-256 of the names, types, shapes and bytes of all tensors, sorted by name; what `get_extra_state` of a module
+    adds to a state dict is left out if it is no tensor."""
     digest = hashlib.sha256()
-    for name in sorted(tensors):
+    for name in sorted(name for name, value in tensors.items() if isinstance(value, Tensor)):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def refuse_extra_state(state: Mapping[str, object]) -> None:
+    """Raise a RequestError if the state dict of a network holds anything but tensors, which files can hold."""
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise RequestError(
+                f"model: expected a network whose state_dict() holds tensors only, got {name}, a "
+                f"{type(value).__name__}; return a tensor from get_extra_state, or remove it"
+            )
 
 
 def new_model(name: str, spec: InputSpec) -> nn.Module:
@@ -201,6 +212,7 @@ def save_weights(run: Run, weights: Mapping[str, Tensor] | None = None) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Write a safetensors file with `about` in its metadata, atomically."""
+    refuse_extra_state(tensors)
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
     copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     content = safetensors_bytes(copies, metadata={"smoothcert": json.dumps(about)})

@@ -23,7 +23,7 @@ from smoothcert.objectives import Denoising, Distillation, Objective, Progress, 
 from smoothcert.objectives.inputs import inputs_by_epoch
 from smoothcert.training.average import AveragedWeights
 from smoothcert.training.captured_step import captured_step
-from smoothcert.training.checkpoint import InputSpec, Run, new_model
+from smoothcert.training.checkpoint import InputSpec, Run, new_model, refuse_extra_state
 from smoothcert.training.choices import Compiling
 from smoothcert.training.dead_start import DEAD_EPOCHS
 from smoothcert.training.denoiser import behind_denoiser, check_denoiser_request
@@ -140,6 +140,7 @@ def network_to_train(recipe: TrainRecipe, data: Images, given: nn.Module | None,
         raise RequestError(
             f"model: {recipe.model} has no parameters to train, or all are frozen; give a network that has some"
         )
+    refuse_extra_state(model.state_dict())
     return model
 
 
