@@ -65,6 +65,27 @@ def test_api_and_command_line_give_the_same_file(
     assert one.provenance == other.provenance
 
 
+def test_warnings_of_the_command_line_are_warnings_in_python(
+    trained_run: Path, tmp_path: Path, run_cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    """Other noise than that of training, too few votes for a radius, an accuracy at chance."""
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    options = ("--n", 50, "--n0", 20, "--seed", 3, "--device", "cpu", "--max-images", 30, "--sigma", 3, "--radius", 9)
+    code, out, _ = run_cli("certify", run, *options)
+    printed = [line.removeprefix("warning: ") for line in out.splitlines() if line.startswith("warning: ")]
+    settings = {**FEW, "max_images": 30, "sigma": 3, "wanted_radius": 9}
+    with pytest.warns(UserWarning, match="votes cannot certify radius 9") as caught:
+        sc.certify_dataset(load_run(run), mnist.load_sample("test"), tmp_path / "b.tsv", **settings)
+    assert (code, [str(warning.message) for warning in caught]) == (0, printed)
+    assert {warning.filename for warning in caught} == {__file__}
+    for part in ("hides images", "was trained with gaussian noise at sigma 0.5, not", "not robust to this noise"):
+        assert part in " ".join(printed)
+    with pytest.warns(UserWarning, match=r"at sigma 0.5, not with gaussian noise at sigma 0\.25") as caught:
+        list(load_run(run).smoothed(0.25).certify_loader(mnist.load_sample("test").subset(torch.arange(2)), n=50))
+    assert [warning.filename for warning in caught] == [__file__]
+    load_run(run).smoothed()
+
+
 def test_settings_objects_and_keywords_are_the_same(dataset: TensorDataset, tmp_path: Path) -> None:
     settings = sc.CertifySettings(sigma=0.25, n=50, n0=20, seed=3)
     one = sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", settings, device="cpu")

@@ -143,7 +143,7 @@ def test_a_network_that_fails_under_the_noise_is_reported(run_cli: Cli, run: Pat
     )
     accuracy = read_certificates(run / "certificates" / "test-n50-sigma8.tsv").provenance["accuracy"]
     measured = f"clean accuracy {accuracy['clean']:.0%}, under noise {accuracy['noisy']:.0%} (100 images)"
-    advice = "choose a smaller --sigma; `smoothcert doctor` says how to train"
+    advice = "choose a smaller sigma; `smoothcert doctor` says how to train"
     assert warning == f"warning: not robust to this noise: {measured}; {advice}"
     code, out, _ = run_cli(*call)
     assert "not robust to this noise" not in out, "a finished file is not judged again"

@@ -1,7 +1,9 @@
 """Certify a data set: which images, in which batches, by which process, into which file. Files are resumed."""
 
 import glob
+import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -24,8 +26,9 @@ from smoothcert.certification.estimate import CertificationEstimate, seconds_per
 from smoothcert.certification.prepare import Prepared, checked_indices
 from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
 from smoothcert.certification.shards import other_versions
-from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings
+from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings, missing_classes
 from smoothcert.data import DATASETS, Images
+from smoothcert.data.class_names import unknown_class
 from smoothcert.data.images import in_parts, spread
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError, WorkError
@@ -38,7 +41,9 @@ from smoothcert.io.results import (
     stored_settings,
     write_settings,
 )
+from smoothcert.noise import sigma_warning
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
+from smoothcert.smoothing.cascade import stage_alphas
 from smoothcert.smoothing.votes import fitting_into_memory
 from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.recipe import parse_recipe
@@ -69,6 +74,14 @@ class CertificationStatus:
 Report = Callable[[CertificationStatus], None]
 
 
+def _warn(text: str) -> None:
+    """Warn at the line that called this module."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals is globals():
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
+
+
 def certify_dataset(
     model: Certifiable | Subject,
     data: Data,
@@ -83,6 +96,8 @@ def certify_dataset(
     on_progress: Report = lambda status: None,
     on_accuracy: Callable[[NoiseAccuracy], None] = lambda accuracy: None,
     on_estimate: Callable[[CertificationEstimate], None] | None = None,
+    on_warning: Callable[[str], None] = _warn,
+    wanted_radius: float | None = None,
     **fields: Any,
 ) -> CertificatesFile:
     """Certify images of `data` into the certificates file `out` (NAME.tsv), and return the file.
@@ -101,7 +116,9 @@ def certify_dataset(
 
     Before the first image, the leading process measures the accuracy on some of the images with and without noise,
     records it in the file and passes it to `on_accuracy`. With `on_estimate` it also measures how long the missing
-    images take at most, and calls `on_estimate` with the result.
+    images take at most, and calls `on_estimate` with the result. `on_warning` is called with what makes certificates
+    worse than they could be: a low accuracy, other noise than that of training, classes without an image, too few votes
+    for any certificate or for `wanted_radius`.
     """
     path, device = certificates_path(out), find_device(device)
     given = settings.model_dump() if settings else {}
@@ -135,22 +152,49 @@ def certify_dataset(
     if indices is None:
         selection = recipe.selection(len(images))
         chosen, provenance["selection"] = selection.indices, selection.to_mapping()
+        whole = replace(selection, shard=(1, 1)).indices
     else:
-        chosen = checked_indices(indices)
+        chosen = whole = checked_indices(indices)
         if len(set(chosen)) < len(chosen) or not all(0 <= index < len(images) for index in chosen):
             raise RequestError(
                 f"indices: expected different integers from 0 to {len(images) - 1}, got {str(chosen)[:60]}; "
                 "name images of the data set"
             )
+    for text in warnings_about(subject, prepared, images, whole, wanted_radius) if team.leads else ():
+        on_warning(text)
+
+    def judge(accuracy: NoiseAccuracy) -> None:
+        if accuracy.warning is not None:
+            on_warning(accuracy.warning)
+        on_accuracy(accuracy)
+
     with ExitStack() as stack:
         if team.leads:
             stack.enter_context(alone(path))
             stack.enter_context(plain_while_written(path))
         stack.enter_context(fitting_into_memory(recipe.batch_size))
         work = Certification(prepared, images, team, on_estimate)
-        work.write(plain_form(path), chosen, about, provenance, on_progress, on_accuracy)
+        work.write(plain_form(path), chosen, about, provenance, on_progress, judge)
     team.wait()
     return read_certificates(existing_form(path))
+
+
+def warnings_about(
+    subject: Subject, prepared: Prepared, images: Images, indices: Sequence[int], wanted_radius: float | None
+) -> list[str]:
+    """Return what a user should know before votes on the images `indices` are drawn."""
+    recipe, rule = prepared.recipe, prepared.rule
+    if subject.stages:  # of which the first certifies the largest radii
+        rule = replace(rule, alpha=stage_alphas(rule.alpha, len(subject.stages))[0])
+    radius = max(recipe.radii, default=0.0) if wanted_radius is None else wanted_radius
+    found = (
+        rule.unreachable(radius, prepared.counter.noise),
+        missing_classes(images, indices),
+        *(unknown_class(images, run.spec.class_names, run.folder) for run in subject.runs),
+        sigma_warning(recipe.sigma),
+        *subject.noise_warnings(recipe.sigma, recipe.noise),
+    )
+    return [text for text in found if text is not None]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Trained runs as one classifier: which of them fit together, and what a certificates file records of them."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,9 +56,13 @@ class RunEnsemble:
         sigma = self.sigma if sigma is None else sigma
         if sigma is None:
             raise RequestError(self.missing_sigma("sigma"))
-        return SmoothedClassifier(
+        smoothed = SmoothedClassifier(
             self.model, sigma=sigma, **{"noise": self.noise, "num_classes": self.spec.num_classes, **options}
         )
+        for run in self.runs:
+            if (text := run.noise_warning(smoothed.noise.sigma, smoothed.noise.name)) is not None:
+                warnings.warn(text, stacklevel=2)
+        return smoothed
 
     def missing_sigma(self, option: str) -> str:
         """Return the message for a request without a sigma where the runs do not share one."""

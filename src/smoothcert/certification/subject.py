@@ -109,6 +109,14 @@ class Subject:
         image = data.batch(torch.tensor([0], device="cpu"))[0].to(device, counter.dtype)
         refuse_unsound(counter.classifier, image, self.name, data.num_classes)
 
+    def noise_warnings(self, sigma: float, noise: str) -> list[str]:
+        """Return a warning for each run that was trained with other noise.
+
+        The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
+        """
+        runs = () if self.stages or self.denoiser is not None else self.runs
+        return [text for run in runs if (text := run.noise_warning(sigma, noise)) is not None]
+
     def about(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
         """Return the settings that identify the classifier; a file is continued only by the same one."""
         if self.stages:
@@ -232,5 +240,5 @@ def missing_classes(data: Images, indices: Sequence[int]) -> str | None:
     some = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
     return (
         f"{len(missing)} of {classes} classes ({some}) are missing from the {len(indices):,} selected images, because "
-        f"of the order of {data.name}; ACR and accuracies describe the other classes: choose another --skip"
+        f"of the order of {data.name}; ACR and accuracies describe the other classes: choose another skip"
     )

@@ -72,10 +72,6 @@ class CertifyOptions(ClassifierOptions):
         """Where notes and results for people are printed: nowhere if the request is for less."""
         return PlainConsole(quiet=self.quiet or self.json_)
 
-    @property
-    def warnings(self) -> PlainConsole:
-        return PlainConsole(stderr=self.quiet or self.json_)
-
     def check_all(self, runs: Sequence[Path], sigma: float | None) -> None:
         """Refuse what does not fit together, before torch is imported."""
         if self.ensemble and self.cascade:

@@ -13,24 +13,21 @@ import torch
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.estimate import CertificationEstimate
-from smoothcert.certification.settings import CertifySettings, make_rule
-from smoothcert.certification.subject import Subject, missing_classes
+from smoothcert.certification.settings import CertifySettings
+from smoothcert.certification.subject import Subject
 from smoothcert.cli.certification import CertifyOptions
-from smoothcert.cli.classifiers import find_subject, noise_for, noise_warnings
+from smoothcert.cli.classifiers import find_subject, noise_for
 from smoothcert.cli.options import ClassifierOptions, command_line
 from smoothcert.data import Images
-from smoothcert.data.class_names import unknown_class
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form, result_files
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.files import check_inside
 from smoothcert.io.text import counted
-from smoothcert.noise import NOISES, sigma_warning
-from smoothcert.report.progress import certification_bar, print_data_notes, print_note, print_warning
+from smoothcert.report.progress import certification_bar, print_data_notes, print_note
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
-from smoothcert.smoothing.cascade import stage_alphas
 from smoothcert.training.checkpoint import Run
 from smoothcert.training.recipe import parse_recipe
 from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE
@@ -119,23 +116,15 @@ def certify_target(
     """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
     console, settings = request.console, target.settings
     indices = settings.selection(len(images)).indices
-    recipe = settings.completed({}, device, images.shape)
-    rule, noise = make_rule(recipe, images.shape), NOISES[recipe.noise](recipe.sigma)
-    rule.errors_at_radii(noise)  # refuses radii that no n certifies, before there are warnings
-    if target.subject.stages:  # of which the first certifies the largest radii
-        rule = replace(rule, alpha=stage_alphas(rule.alpha, len(target.subject.stages))[0])
     if group.leads:
-        asked = [request.radius] if request.radius is not None else settings.radii[-1:] or (0.0,)
-        print_warnings(request, target, images, [rule.unreachable(radius, noise) for radius in asked])
+        print_notes(request, target, images)
     with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:
             # Nothing is refused from here on. Reports read the recipe next to the certificates.
             if target.elsewhere is not None:
                 target.elsewhere.recipe.save(target.folder / RECIPE)
-            if accuracy.warning is not None:
-                show.warn(accuracy.warning)
-            elif target.first is None:  # nobody has seen the accuracy of a network that was trained elsewhere
+            if accuracy.warning is None and target.first is None:  # nobody has seen it: it was not trained here
                 show.note(str(accuracy))
 
         def announce(estimate: CertificationEstimate) -> None:
@@ -149,6 +138,8 @@ def certify_target(
             on_progress=show,
             on_accuracy=judge,
             on_estimate=announce,
+            on_warning=show.warn,
+            wanted_radius=request.radius,
         )
     target = replace(target, path=file.path)  # which may be the compressed form
     if not group.leads:
@@ -166,23 +157,12 @@ def certify_target(
     return target
 
 
-def print_warnings(request: CertifyOptions, target: Target, images: Images, further: Sequence[str | None]) -> None:
-    """Print what a user should know before votes are drawn."""
-    settings, subject = target.settings, target.subject
-    for run in subject.runs:
+def print_notes(request: CertifyOptions, target: Target, images: Images) -> None:
+    """Print what a user may want to know before the work begins."""
+    for run in target.subject.runs:
         if not run.finished:
             print_note(request.console, f"{run.folder} has trained {run.epoch} of {run.recipe.epochs} epochs")
     print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
-    everything = replace(settings.selection(len(images)), shard=(1, 1)).indices
-    for warning in (
-        *further,
-        missing_classes(images, everything),
-        *(unknown_class(images, run.spec.class_names, run.folder) for run in subject.runs),
-        sigma_warning(float(settings.sigma or 0)),
-        *noise_warnings(subject, settings.sigma, settings.noise),
-    ):
-        if warning is not None:
-            print_warning(request.warnings, warning)
 
 
 def for_machines(target: Target, file: CertificatesFile, dataset: str) -> dict[str, Any]:

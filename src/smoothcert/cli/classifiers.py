@@ -49,15 +49,6 @@ def noise_for(subject: Subject, sigma: float | None, kind: NoiseName | None) -> 
     return trained["sigma"] if sigma is None else sigma, kind or trained.get("noise", "gaussian")
 
 
-def noise_warnings(subject: Subject, sigma: float | None, kind: str | None) -> list[str]:
-    """Return a warning for each run that was trained with other noise.
-
-    The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
-    """
-    runs = () if subject.stages or subject.denoiser is not None else subject.runs
-    return [text for run in runs if (text := run.noise_warning(sigma, kind)) is not None]
-
-
 @dataclass(frozen=True)
 class NamedClassifier:
     """A classifier, the images and classes that it is for, and the data set that these are from, if it is known."""

@@ -57,7 +57,7 @@ def predict(
 
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.cli.classifiers import named_classifier, noise_for, noise_warnings
+    from smoothcert.cli.classifiers import named_classifier, noise_for
     from smoothcert.data import scaled_side
     from smoothcert.data.image_files import read_image_files
     from smoothcert.data.images import in_unit_interval
@@ -78,7 +78,7 @@ def predict(
     model = SmoothedClassifier(
         named.subject.classifier, sigma=noise_level, num_classes=spec.num_classes, noise=kind, precision=precision
     )
-    with printing_warnings(noise_warnings(named.subject, noise_level, kind)):
+    with printing_warnings(named.subject.noise_warnings(noise_level, kind)):
         smoothed = model.to(torch_device)
         # All files were read before the first is certified. They stay bytes: as floats they are four times as large.
         loader = DataLoader(

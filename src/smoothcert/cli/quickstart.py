@@ -45,7 +45,7 @@ def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and repor
         train_method(name, folder, train_data)
         path = folder / "certificates" / f"test-n{VOTES}.tsv"
         with certification_bar(folder.name, images) as show:
-            certify_dataset(load_run(folder), test_data, path, settings, on_progress=show)
+            certify_dataset(load_run(folder), test_data, path, settings, on_progress=show, on_warning=show.warn)
     report_runs(folders, out / "report", ("md", "html", "png"))
     console.print(f"{images} test images, n = {VOTES:,} votes: a small budget for a first look.")
     console.print(f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a")

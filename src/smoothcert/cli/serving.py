@@ -104,7 +104,7 @@ def load_models(
     from smoothcert.certification.serve.service import ServedModel
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.cli.certify_targets import default_folder
-    from smoothcert.cli.classifiers import named_classifier, noise_for, noise_warnings
+    from smoothcert.cli.classifiers import named_classifier, noise_for
     from smoothcert.report.progress import print_note, print_warning
 
     groups = [(folder.resolve().name, [folder]) for folder in folders]
@@ -115,7 +115,7 @@ def load_models(
     for name, members in groups:
         named = named_classifier(request, members, sigma, partial(print_note, console))
         level, kind = noise_for(named.subject, sigma, None)
-        for text in noise_warnings(named.subject, level, kind):
+        for text in named.subject.noise_warnings(level, kind):
             print_warning(console, text)
         settings = CertifySettings(batch_size=max_batch, sigma=level)
         models.append(ServedModel.of(name, named.subject, named.spec, named.dataset, device, settings))

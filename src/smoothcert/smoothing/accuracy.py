@@ -68,7 +68,7 @@ class NoiseAccuracy:
                 "[0, 1] and the order of the labels, for which there is `smoothcert doctor`"
             )
         doctor = "`smoothcert doctor` says how to train"
-        return None if self.fault is None else f"not robust to this noise: {self}; choose a smaller --sigma; {doctor}"
+        return None if self.fault is None else f"not robust to this noise: {self}; choose a smaller sigma; {doctor}"
 
 
 def accuracy_under_noise(counter: VoteCounter, images: Tensor, labels: Tensor) -> NoiseAccuracy:

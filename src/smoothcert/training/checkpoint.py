@@ -130,8 +130,12 @@ class Run:
         from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 
         self.refuse_denoiser()
+        level = self.recipe.sigma if sigma is None else sigma
         settings = {"noise": self.recipe.noise, "num_classes": self.spec.num_classes, **options}
-        return SmoothedClassifier(self.model, sigma=self.recipe.sigma if sigma is None else sigma, **settings)
+        smoothed = SmoothedClassifier(self.model, sigma=level, **settings)
+        if (text := self.noise_warning(smoothed.noise.sigma, smoothed.noise.name)) is not None:
+            warnings.warn(text, stacklevel=2)
+        return smoothed
 
     def about(self) -> dict[str, Any]:
         """Identifies the model and its training in result files."""
@@ -142,7 +146,7 @@ class Run:
             "weights_sha256": tensors_digest(self.model.state_dict()),
         }
 
-    def noise_warning(self, sigma: float | None, noise: str | None) -> str | None:
+    def noise_warning(self, sigma: float, noise: str) -> str | None:
         """Return a warning if the run was trained with other noise than this; else None."""
         if (self.recipe.sigma, self.recipe.noise) == (sigma, noise):
             return None

@@ -12,11 +12,9 @@ from rich.progress import Progress
 
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.certification.settings import CertifySettings
-from smoothcert.certification.subject import missing_classes
 from smoothcert.data import UNSPLIT, Split
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.console import PlainConsole
 from smoothcert.papers.processes import Failures, call_in_processes, reason_of
 from smoothcert.papers.reproduce.run_state import Resources, RunState
 from smoothcert.report.progress import certification_bar, print_data_notes, print_note, train_with_bar
@@ -34,7 +32,7 @@ def finish_runs(planned: Sequence[RunState], resources: Resources, console: Cons
         return failed | finish_in_processes(planned, resources, console)
     failed |= train_runs([run for run in planned if not run.trained], resources, console)
     rest = [run for run in planned if run.folder not in failed]
-    return failed | in_turn(rest, lambda run: certify(run, resources, console))
+    return failed | in_turn(rest, lambda run: certify(run, resources))
 
 
 def failures_in_words(failed: Failures, runs: int) -> str:
@@ -84,17 +82,15 @@ def train_run(run: RunState, resources: Resources) -> None:
     train_with_bar(recipe, resources.load(recipe, "train"), run.folder, resume=resume, device=resources.device)
 
 
-def certify(run: RunState, resources: Resources, console: Console) -> None:
+def certify(run: RunState, resources: Resources) -> None:
     """Certify the images that are missing in the file of `run`."""
     recipe, device = run.known_recipe, find_device(resources.device)
     data = resources.load(recipe, "test")
     settings = CertifySettings(n=run.n, compile=resources.compile, skip=run.skip, max_images=run.max_images)
     indices = settings.selection(len(data)).indices
-    if warning := missing_classes(data, indices):
-        print_note(console, warning)
     model = load_run(run.folder, recipe.model)
     with certification_bar(run.folder.name, len(indices)) as show:
-        certify_dataset(model, data, run.certificates, settings, device=device, on_progress=show)
+        certify_dataset(model, data, run.certificates, settings, device=device, on_progress=show, on_warning=show.warn)
 
 
 def in_turn(planned: Sequence[RunState], work: Callable[[RunState], None]) -> Failures:
@@ -128,4 +124,4 @@ def finish_run(run: RunState, resources: Resources) -> None:
     """Train and certify what is missing of `run`."""
     if not run.trained:
         train_run(run, resources)
-    certify(run, resources, PlainConsole())
+    certify(run, resources)
