@@ -131,9 +131,17 @@ def test_command_line_refuses_requests_that_are_unclear(run_cli: Cli, folders: l
         (["--ensemble", *folders, "--consensus", 3], "consensus: expected at least 2 and fewer than the 3 members"),
         (["--ensemble", folders[0], wide], "--sigma: expected one for all members, which were trained with sigma 0.5"),
         (["--ensemble", *folders[:2], tmp_path / "none"], "none: no such run folder"),
-        (["--ensemble", *folders, "--out", folders[1]], "--out: expected a folder for the ensemble alone, got the run"),
     ):
         code, _, err = run_cli("certify", *request, *FEW)
         assert code == 2
         assert message in " ".join(err.split())
         assert err.count("\n") == 1
+
+
+def test_results_of_an_ensemble_do_not_go_into_the_folder_of_a_run(run_cli: Cli, folders: list[Path]) -> None:
+    before = sorted(folders[1].rglob("*"))
+    for command in ("certify", "attack"):
+        code, _, err = run_cli(command, "--ensemble", *folders, "--out", folders[1], "--max-images", 1, "--n", 60)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "--out: expected a folder for the ensemble alone, got the run" in err
+    assert sorted(folders[1].rglob("*")) == before

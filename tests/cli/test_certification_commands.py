@@ -119,6 +119,9 @@ def test_folders_that_certificates_of_a_run_cannot_go_to(run_cli: Cli, trained_r
     (certified / "test-n50.tsv").touch()
     twin = Path(shutil.copytree(trained_run, tmp_path / "twin" / trained_run.name))
     wrong_images = ("--dataset", f"npz:{tmp_path / 'two.npz'}")
+    (tmp_path / "nets_for_cli_test.py").write_text(MODULE)
+    code = f"{tmp_path / 'nets_for_cli_test.py'}:constant"
+    own = ("--model", code, "--dataset", "mnist-sample", "--sigma", 0.5, "--out", twin)
     np.savez(tmp_path / "two.npz", images=np.zeros((2, 8, 8, 3), np.uint8), labels=np.arange(2))
     for words, expected in (
         ((trained_run, "--out", other), "without files of another classifier than"),
@@ -126,6 +129,7 @@ def test_folders_that_certificates_of_a_run_cannot_go_to(run_cli: Cli, trained_r
         ((trained_run, "--out", twin), "without files of another classifier than"),
         ((trained_run, twin, "--out", tmp_path / "new"), "--out: expected runs with different names"),
         ((trained_run, "--out", tmp_path / "new", *wrong_images), "its model takes images (1, 28, 28)"),
+        (own, f"--out: expected a folder for {code} alone, got the run {twin}"),
     ):
         code, _, err = run_cli("certify", *words, *FEW, "--max-images", 2)
         assert (code, err.count("\n")) == (2, 1)

@@ -86,7 +86,7 @@ def attack(
     certified = None if source is None else read_certificates(source)
     level = certified.settings.get("sigma") if certified is not None and sigma is None else sigma
     subject = subject_for_images(request, folders, level, console)
-    elsewhere, first = if_elsewhere(subject.run, folder), next(iter(subject.runs), None)
+    elsewhere, first = if_elsewhere(subject, request.init, folder), next(iter(subject.runs), None)
     path = folder / "attacks" / f"{name}.tsv"
     check_inside(path, folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.

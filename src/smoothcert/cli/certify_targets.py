@@ -56,8 +56,6 @@ def find_target(request: CertifyOptions, folders: Sequence[Path], fields: Mappin
     """Return the classifier of the run `folders` (none for the user's own model); wrong settings are refused."""
     subject = subject_for_images(request, folders, fields["sigma"], request.console)
     folder = request.out or default_folder(request.kind, folders)
-    if request.kind and (folder / MODEL).exists():  # reports would take the certificates for those of the run
-        raise RequestError(f"--out: expected a folder for the {request.kind} alone, got the run {folder}; give another")
     sigma, noise = noise_for(subject, fields["sigma"], fields["noise"])
     settings = parse_recipe(CertifySettings, {**fields, "sigma": sigma, "noise": noise}, "certify")
     stages = subject.stages or (subject,)
@@ -71,7 +69,7 @@ def find_target(request: CertifyOptions, folders: Sequence[Path], fields: Mappin
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
     path = compressed_form(path) if request.compress_ else path
     check_inside(path, folder)
-    return Target(subject, folder, path, settings, if_elsewhere(subject.run, folder))
+    return Target(subject, folder, path, settings, if_elsewhere(subject, request.init, folder))
 
 
 def subject_for_images(
@@ -93,12 +91,20 @@ def default_folder(kind: str, runs: Sequence[Path]) -> Path:
     return runs[0].parent / name
 
 
-def if_elsewhere(run: object, folder: Path) -> Run | None:
-    """Return `run` if it is one, and `folder`, for its results, is not its own folder; None otherwise.
+def if_elsewhere(subject: Subject, init: Path | None, folder: Path) -> Run | None:
+    """Return the run of `subject` if it is a single one, and `folder`, for its results, is not its own; None otherwise.
 
-    A folder that holds results of another classifier or another recipe is refused.
+    A folder that holds files of another classifier or another recipe is refused: reports would mix the two up. The
+    weights `init` of a user's code may be those of the run in `folder`.
     """
-    if not isinstance(run, Run) or run.folder.resolve() == folder.resolve():
+    run = subject.run if isinstance(subject.run, Run) else None
+    source = init if run is None else run.folder
+    if source is not None and source.resolve() == folder.resolve():
+        return None
+    if run is None:
+        if (folder / MODEL).exists():
+            owner = f"the {subject.name}" if subject.runs else subject.name
+            raise RequestError(f"--out: expected a folder for {owner} alone, got the run {folder}; give another")
         return None
     copy = folder / RECIPE
     same = copy.is_file() and copy.read_text(encoding="utf-8", errors="replace") == run.recipe.to_yaml()
