@@ -120,7 +120,7 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
     [
         ("mnist", 30),
         ("mnist-published-recipe", 4),
-        ("cifar10", 17),
+        ("cifar10", 19),
         ("cifar10-n10000", 26),
         ("mnist-ablations", 30),
         ("beyond", 18),
