@@ -107,6 +107,7 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
         (["--skip", 0], "skip: expected at least 1"),
         (["--out", "few.npz"], "few.npz: expected a folder to write to, got a file; choose another --out"),
         (["--recipe", "x.yaml"], "give --preset or --recipe, not both"),
+        (["--model", "lenet", "--set", "model=lenet,resnet20"], "got --model lenet as well; leave one out"),
         (["--set", "objective=gaussian,distillation"], "expected a method without a teacher, got distillation"),
     ],
 )
@@ -142,6 +143,7 @@ def test_sweep_without_a_preset_reads_each_part_once_with_the_options_of_images(
     read.clear()
     code, out, err = run_cli(*asked, "--device", "cpu", "--skip-unreadable")
     assert (code, err, out.count("missing")) == (0, "", 2)
+    assert out.count("defaults without a preset") == 1, "they are the same for all noise levels"
     assert sorted(read) == ["test", "train"]
 
 
@@ -175,6 +177,29 @@ def test_train_without_a_preset(run_cli: Cli, place: Path) -> None:
     assert (code, err) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("option", "change"),
+    [
+        (("--dataset", "mnist-sample"), "dataset=npz:few.npz"),
+        (("--model", "lenet"), "model=resnet20"),
+        (("--method", "consistency"), "objective=gaussian"),
+        (("--method", "consistency"), "objective.name=gaussian"),
+        (("--epochs", 3), "epochs=2"),
+        (("--sigma", 0.5), "sigma=0.25"),
+        (("--image-size", 8), "image_size=9"),
+    ],
+)
+def test_an_option_and_set_do_not_contradict_each_other(
+    run_cli: Cli, place: Path, option: tuple[object, ...], change: str
+) -> None:
+    """With and without a preset; --set used to win silently."""
+    for source in (("--preset", "mnist/gaussian"), ("--dataset", "mnist-sample", "--method", "gaussian")):
+        code, out, err = run_cli("train", *source, *option, "--set", change, "--out", "run")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"--set {change}: expected one value for {change.partition('=')[0]}, got {option[0]} {option[1]}" in err
+    assert not (place / "run").exists()
+
+
 def test_default_recipe_suits_the_images(tiny_data: ImageData) -> None:
     assert [default_network(shape) for shape in ((1, 28, 28), (3, 32, 32), (3, 64, 48), (3, 96, 96))] == [
         *("lenet", "resnet20", "resnet20", "resnet50")
@@ -191,6 +216,10 @@ def test_default_recipe_suits_the_images(tiny_data: ImageData) -> None:
     advice = "learning_rate 0.000625 (if your code loads trained weights; else try 0.00625)"
     assert advice in describe_choices(own, own, trained=False)
     assert "learning_rate 0.000625, " in describe_choices(own, own, trained=True)
+    larger = describe_choices(own, own.model_copy(update={"batch_size": 64}), trained=True)
+    assert "learning_rate 0.000625 (for batch_size 16; else try 0.0025), " in larger
+    set_both = own.model_copy(update={"batch_size": 64, "learning_rate": 0.1})
+    assert "learning_rate 0" not in describe_choices(own, set_both, trained=True)
     with pytest.raises(RequestError, match="expected at least 4 training images, got 3"):
         default_recipe(tiny_data.subset(torch.arange(3)), "npz:x", 0.5, "smoothmix")
     with pytest.raises(RequestError, match=r"^objective: unknown method smoothmixx; did you mean smoothmix"):

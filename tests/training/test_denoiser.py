@@ -261,6 +261,8 @@ def test_train_denoiser_makes_a_run_and_prints_the_next_command(
          "--classifier-init: expected --classifier with it"),
         (["train-denoiser", "--dataset", "mnist-sample", "--sigma", 0.5, "--classifier", "RUN", "--classifier-init",
           "a.pt", "--out", "NONE"], "--classifier-init: expected none with"),
+        (["train-denoiser", "--dataset", "mnist-sample", "--sigma", 0.5, "--epochs", 3, "--set", "epochs=1", "--out",
+          "NONE"], "--set epochs=1: expected one value for epochs, got --epochs 3 as well; leave one out"),
     ],
 )  # fmt: skip
 def test_wrong_requests_cost_one_line(

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,6 +19,7 @@ from smoothcert.cli.options import (
     console,
     optional,
 )
+from smoothcert.cli.recipes import refuse_twice
 from smoothcert.cli.training import refuse_used_folder
 from smoothcert.data.datasets import is_data_code
 from smoothcert.errors import RequestError
@@ -30,7 +31,10 @@ def train_denoiser(
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
     dataset: Annotated[str, typer.Option(help=DATASET)],
     sigma: Annotated[float, typer.Option(help="Noise level that is certified later.")],
-    model: Annotated[Literal["unet", "unet-small", "unet-large"], typer.Option(help="Size of the denoiser.")] = "unet",
+    model: Annotated[
+        Literal["unet", "unet-small", "unet-large"] | None,
+        typer.Option(help="Size of the denoiser.", show_default="unet"),
+    ] = None,
     classifier: Annotated[
         str | None, typer.Option(help="A classifier that adds a term to the loss: a run folder, or your own code.")
     ] = None,
@@ -53,6 +57,9 @@ def train_denoiser(
         raise RequestError(f"--stability-weight: expected --classifier with it, got {stability_weight:g} alone")
     if classifier_init is not None and classifier is None:
         raise RequestError(f"--classifier-init: expected --classifier with it, got {classifier_init} alone")
+    named: dict[str, Any] = {"dataset": dataset, "sigma": sigma, "image_size": files.image_size}
+    named |= {"model": model, "epochs": epochs}
+    refuse_twice({**named, "stability_weight": stability_weight}, set_)
     check_dataset(dataset)
     refuse_used_folder(out, resume)
     from smoothcert.distributed import meet
@@ -63,8 +70,8 @@ def train_denoiser(
 
     weight = (1.0 if classifier is not None else 0.0) if stability_weight is None else stability_weight
     loss = {"name": "denoising", "stability_weight": weight}
-    recipe = denoiser_recipe(dataset, sigma, model=model, image_size=files.image_size, objective=loss)
-    recipe = with_overrides(recipe, [*([] if epochs is None else [f"epochs={epochs}"]), *set_])
+    given = {name: value for name, value in named.items() if value is not None}
+    recipe = with_overrides(denoiser_recipe(**given, objective=loss), set_)
     meet()
     images = files.load(recipe.dataset, "train", recipe.image_size)
     print_data_notes(console, images)

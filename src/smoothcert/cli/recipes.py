@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,6 +49,23 @@ class RecipeOptions:
         kind, _, path = self.dataset.partition(":")
         return f"{Path(path).stem if path else kind}-{self.objective.rpartition(':')[2]}-{sigma:g}"
 
+    def fields(self, sigma: object, image_size: int | None) -> dict[str, Any]:
+        """Return the fields of the recipe that are given as options; None for others."""
+        names = {"dataset": self.dataset, "image_size": image_size, "model": self.model, "sigma": sigma}
+        return {"objective": self.objective, **names, "epochs": self.epochs}
+
+
+def refuse_twice(fields: Mapping[str, object], changes: Sequence[str]) -> None:
+    """Refuse a change of --set to a field that an option sets as well: it is not clear which of the two is meant."""
+    for change in changes:
+        key = change.partition("=")[0]
+        field = "objective" if key == "objective.name" else key.removeprefix("objective.")
+        if fields.get(field) is not None:
+            option = "--method" if field == "objective" else f"--{field.replace('_', '-')}"
+            raise RequestError(
+                f"--set {change}: expected one value for {key}, got {option} {fields[field]} as well; leave one out"
+            )
+
 
 def choose_recipe(
     options: RecipeOptions,
@@ -59,12 +76,13 @@ def choose_recipe(
     *,
     trained: bool = False,
     continued: bool = False,
+    silent: bool = False,
 ) -> "TrainRecipe":
     """Return the recipe that `options` name, at the noise level `sigma`, with the `changes` of --set.
 
     Code that only a file names is refused: the user has to name it as well. `load` is called if the recipe depends on
     the images, and on whether training starts from `trained` weights. A recipe of a run that is `continued` may be of
-    an earlier version.
+    an earlier version. Defaults that were chosen are printed unless `silent`.
     """
     from smoothcert.papers.presets import preset as find_preset
     from smoothcert.training.recipe import load_run_recipe, load_train_recipe, with_overrides
@@ -73,8 +91,8 @@ def choose_recipe(
     file = options.recipe
     if options.preset is not None and file is not None:
         raise RequestError("give --preset or --recipe, not both")
-    named: dict[str, Any] = {"objective": options.objective, "dataset": options.dataset, "image_size": image_size}
-    named |= {"epochs": options.epochs, "model": options.model, "sigma": sigma}
+    named = options.fields(sigma, image_size)
+    refuse_twice(named, changes)
     if options.preset is not None:
         chosen = find_preset(options.preset, named.pop("sigma"))
     elif file is None:
@@ -84,7 +102,7 @@ def choose_recipe(
     # JSON is YAML: a path may contain " #".
     overrides = [*(f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None), *changes]
     final, changed = with_overrides(chosen, overrides), {text.partition("=")[0] for text in overrides}
-    if options.preset is None and file is None:
+    if options.preset is None and file is None and not silent:
         from smoothcert.report.progress import print_note
         from smoothcert.training.default_recipe import describe_choices
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from smoothcert.cli.options import Device, ImageOptions, MaxImages, Skip, Votes, console, parse_numbers
-from smoothcert.cli.recipes import RecipeOptions, choose_recipe, split_values
+from smoothcert.cli.recipes import RecipeOptions, choose_recipe, refuse_twice, split_values
 from smoothcert.cli.reporting import report_runs
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import refuse_file
@@ -39,8 +39,12 @@ def sweep(
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}
     sigmas = parse_numbers("sigma", sigma, float) or (None,)
+    refuse_twice(options.fields(sigma, files.image_size), set_)
     bases = {
-        f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(options, value, files.image_size, fixed, files.load)
+        f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(
+            *(options, value, files.image_size, fixed, files.load),
+            silent=value != sigmas[0],  # the defaults are the same for all
+        )
         for value in sigmas
     }
     from smoothcert.certification.estimate import LONG

@@ -90,5 +90,8 @@ def describe_choices(recipe: TrainRecipe, final: TrainRecipe, *, trained: bool) 
     if is_code(recipe.model) and not trained:  # nobody knows whether the code loads weights
         rate = recipe.learning_rate * RATE_PER_256 / TRAINED_RATE_PER_256
         chosen["learning_rate"] = f"{recipe.learning_rate} (if your code loads trained weights; else try {rate:g})"
+    elif final.batch_size != recipe.batch_size:  # the recipe that is changed keeps its rate
+        rate = recipe.learning_rate * final.batch_size / recipe.batch_size
+        chosen["learning_rate"] = f"{recipe.learning_rate} (for batch_size {recipe.batch_size}; else try {rate:g})"
     kept = [name for name in CHOSEN if getattr(final, name) == getattr(recipe, name)]
     return ", ".join(f"{name} {chosen[name]}" for name in kept)
