@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from half_space import untrained_run
+from PIL import Image
 
 from smoothcert.analysis.compared_runs import (
     NOISE_BLOCK,
@@ -19,6 +20,7 @@ from smoothcert.analysis.compared_runs import (
 from smoothcert.attacks import smoothed_pgd
 from smoothcert.data import mnist
 from smoothcert.errors import RequestError
+from smoothcert.training.checkpoint import load_run
 
 CPU = torch.device("cpu")
 
@@ -52,6 +54,23 @@ def test_runs_that_do_not_compare_are_refused(
 def test_runs_of_several_sigmas_compare_at_a_given_one(two_runs: list[Path], tmp_path: Path) -> None:
     other = untrained_run(tmp_path / "other", sigma=1.0)
     assert load_subjects([*two_runs, other], CPU, sigma=0.5).noise.sigma == 0.5
+
+
+def test_runs_of_one_folder_compare_however_its_path_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grey images of the runs are made of colour files."""
+    monkeypatch.chdir(tmp_path)
+    for name in map(str, range(10)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (40, 40), (int(name), 200, 100)).save(tmp_path / "photos" / name / "a.png")
+    names = {"folder:photos": "run0", "folder:./photos": "run1"}
+    runs = [untrained_run(tmp_path / out, dataset=name, image_size=28) for name, out in names.items()]
+    for run in runs:
+        assert load_run(run).reading("folder:photos") == {"image_size": 28, "channels": 1}
+        assert load_run(run).reading("mnist") == {}
+    data = load_subjects(runs, CPU).data
+    assert (data.shape, len(data)) == ((1, 28, 28), 10)
 
 
 def test_names_are_distinct(tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ def test_runs_that_do_not_fit_together_are_refused(folders: list[Path], tmp_path
             RequestError, match=f"ensemble: expected the same {words} for all members, got .* and {value} for"
         ):
             load([*folders, other])
+    names = {"folder:photos": "photos", "folder:./photos": "same-photos"}  # a path may be written in several ways
+    assert len(load([other_run(first, tmp_path / out, 9, dataset=name) for name, out in names.items()]).runs) == 2
     with pytest.raises(RequestError, match="got one of them twice"):
         load([*folders, folders[0]])
     with pytest.raises(RequestError, match="at least 2 networks, got 1"):

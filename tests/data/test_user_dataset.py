@@ -15,7 +15,7 @@ from smoothcert import cli, train
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.cli.denoising import next_step
 from smoothcert.cli.options import ImageOptions
-from smoothcert.data import ImageData, Split, load_dataset, same_data
+from smoothcert.data import ImageData, Split, load_dataset
 from smoothcert.errors import RequestError
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -126,13 +126,6 @@ def test_labels_that_count_from_1_are_reported() -> None:
     assert data.num_classes == 3, "a class without images"
 
 
-def test_names_of_the_same_data(workplace: Path) -> None:
-    for other in ("./mine.py:Grey", f"{workplace}/../{workplace.name}/mine.py:Grey"):
-        assert same_data("mine.py:Grey", other)
-    for other in ("mine.py:Paths", "other/mine.py:Grey", "mine:Grey", "folder:Grey"):
-        assert not same_data("mine.py:Grey", other)
-
-
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
@@ -185,12 +178,15 @@ def test_code_that_only_a_file_names_is_not_run(workplace: Path, run_cli: Cli) -
         assert not marker.exists()
     assert run_cli(*commands[5], *named)[0] == 0, "the user may continue the run"
     assert marker.exists()
+    assert run_cli(*commands[5], "--dataset", f"{workplace}/mine.py:Grey")[0] == 0, "however the path is written"
     other = start_process(certify_elsewhere, workplace, *map(str, certify), "--dataset", "./mine.py:Grey")
     other.join()
     assert other.exitcode == 0
     file = read_certificates(workplace / "run/certificates/test-n20.tsv")
     assert [row.label for row in file.rows] == [0, 1, 1]
     assert (file.settings["dataset"], file.settings["split"]) == ("./mine.py:Grey", "test")
+    code, _, err = run_cli(*certify, *named)
+    assert (code, err) == (0, ""), "the same data, and a file that is complete"
 
 
 def test_the_next_step_after_train_denoiser_names_the_code(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from smoothcert.data import Images, load_dataset, refuse_data_code, silent, with
 from smoothcert.data.datasets import published_name
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
+from smoothcert.io.references import full_name
 from smoothcert.io.text import one_line
 from smoothcert.models.precision import at_precision
 from smoothcert.noise import NOISES, Noise
@@ -144,8 +145,7 @@ def load_subjects(
     if dataset is None:
         refuse_data_code(folders[0], first.dataset)
     name = dataset or first.dataset
-    size = first.image_size if name.startswith("folder:") else None
-    images = load_dataset(name, "test", data, image_size=size, allow_code=True, on_note=silent)
+    images = load_dataset(name, "test", data, allow_code=True, on_note=silent, **runs[0].reading(name))
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
         run.refuse_other_images(images)
@@ -160,9 +160,9 @@ def load_subjects(
 
 
 def _refuse_other(runs: Sequence[Run], key: str, remedy: str) -> None:
-    wanted = getattr(runs[0].recipe, key)
-    for run in runs[1:]:
-        if (value := getattr(run.recipe, key)) != wanted:
+    wanted, *others = (full_name(str(getattr(run.recipe, key))) for run in runs)
+    for run, value in zip(runs[1:], others, strict=True):
+        if value != wanted:
             raise RequestError(
                 f"{run.folder}: expected {key} {wanted} as in {runs[0].folder}, got {key} {value}; {remedy}"
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.errors import RequestError
+from smoothcert.io.references import full_name
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.training.checkpoint import InputSpec, Run, tensors_digest
 
@@ -97,7 +98,7 @@ FITTING: Mapping[str, Callable[[Run], object]] = {
     "images": lambda run: run.spec.shape,
     "number of classes": lambda run: run.spec.num_classes,
     "class names": lambda run: run.spec.class_names,
-    "data set": lambda run: run.recipe.dataset,
+    "data set": lambda run: full_name(run.recipe.dataset),
     "noise": lambda run: run.recipe.noise,
 }
 """What all members of an ensemble or a cascade must share."""

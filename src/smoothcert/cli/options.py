@@ -203,7 +203,7 @@ class NetworkOptions(ImageOptions):
         if self.dataset is None:
             refuse_data_code(run.folder, run.recipe.dataset)
         dataset = self.dataset or run.recipe.dataset
-        return dataset, self.image_size or (run.recipe.image_size if dataset.startswith("folder:") else None)
+        return dataset, self.image_size or run.reading(dataset).get("image_size")
 
     def images(self, run: "Run | None", split: "Split" = "test") -> "Images":
         """Return the images; for a run with the channels of its network, and with labels in the order of its classes.
@@ -214,7 +214,7 @@ class NetworkOptions(ImageOptions):
         from smoothcert.training.checkpoint import class_names_of
 
         dataset, image_size = self.chosen_data(run)
-        channels = run.spec.shape[0] if run is not None and dataset.startswith("folder:") else None
+        channels = None if run is None else run.reading(dataset).get("channels")
         images = self.load(dataset, split, image_size, channels)
         return with_known_classes(images, class_names_of(self.init) if run is None else run.spec.class_names)
 

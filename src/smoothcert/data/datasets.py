@@ -112,17 +112,6 @@ def with_home(path: str | Path) -> Path:
         ) from None
 
 
-def same_data(one: str, other: str) -> bool:
-    """Whether two names, such as folder:PATH, are of the same data, however their paths are written."""
-
-    def parts(name: str) -> tuple[str | Path, str | Path]:
-        kind, _, path = name.partition(":")
-        file, _, code = name.rpartition(":")
-        return (with_home(file).resolve(), code) if file.endswith(".py") else (kind, with_home(path).resolve())
-
-    return parts(one) == parts(other)
-
-
 def is_data_code(name: str) -> bool:
     """Whether `name` is a reference to a user's code; `torch:Name` is a Dataset that was given to `train` in Python."""
     kind, colon, _ = name.partition(":")

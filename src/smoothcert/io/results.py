@@ -11,6 +11,7 @@ from typing import IO, Any, Generic, TypeVar
 from smoothcert.errors import RequestError, WorkError, write_error
 from smoothcert.io.compressed import compressed_form, plain_form, stem
 from smoothcert.io.files import LockedError, check_regular_file, locked, remove_temporaries, write_text_atomically
+from smoothcert.io.references import full_name
 from smoothcert.io.text import error_line
 
 Row = TypeVar("Row")
@@ -66,13 +67,19 @@ def differing_settings(
 ) -> list[str]:
     """`field: the file has X, the request Y` for each field that differs; `names` are the words for the two sides.
 
-    Digests are last, and shortened to twelve characters.
+    Digests are last, and shortened to twelve characters. Names of data and code may write their path in another way.
     """
+
+    def meant(value: object) -> object:
+        return full_name(value) if isinstance(value, str) else value
+
     normal = json.loads(json.dumps(dict(wanted)))
     keys = sorted([*stored, *(k for k in normal if k not in stored)], key=lambda key: key.endswith(DIGEST))
     texts = {k: [repr(v[:12] if k.endswith(DIGEST) and v else v) for v in (stored.get(k), normal.get(k))] for k in keys}
     return [
-        f"{k}: {names[0]} has {texts[k][0]}, {names[1]} {texts[k][1]}" for k in keys if stored.get(k) != normal.get(k)
+        f"{k}: {names[0]} has {texts[k][0]}, {names[1]} {texts[k][1]}"
+        for k in keys
+        if meant(stored.get(k)) != meant(normal.get(k))
     ]
 
 

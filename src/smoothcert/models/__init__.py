@@ -23,7 +23,6 @@ from smoothcert.models.user_code import as_module as as_module
 from smoothcert.models.user_code import check_outputs as check_outputs
 from smoothcert.models.user_code import is_code as is_code
 from smoothcert.models.user_code import own_model as own_model
-from smoothcert.models.user_code import same_code as same_code
 
 
 @dataclass(frozen=True, slots=True)

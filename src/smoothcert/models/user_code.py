@@ -29,16 +29,6 @@ def is_code(name: str) -> bool:
     return ":" in name
 
 
-def same_code(first: str, second: str) -> bool:
-    """Whether two references name the same function of one module, or of one file, whose path may be written twice."""
-
-    def parts(reference: str) -> tuple[str | Path, str]:
-        source, _, function = reference.rpartition(":")
-        return Path(source).expanduser().resolve() if source.endswith(".py") else source, function
-
-    return parts(first) == parts(second)
-
-
 def own_model(reference: str, num_classes: int | None) -> Classifier:
     """Call `package.module:function`, which returns a module or any callable from images in [0, 1] to logits.
 

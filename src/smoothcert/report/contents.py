@@ -1,16 +1,16 @@
 """Everything that a report says, in whatever format: read from certificates files, checked and computed."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.certification.shards import missing_rows
-from smoothcert.data import UNSPLIT, same_data
+from smoothcert.data import UNSPLIT
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
+from smoothcert.io.references import same_reference
 from smoothcert.io.results import settings_path
 from smoothcert.io.text import counted, one_line
 from smoothcert.report.described import Description, Named, describe
@@ -226,10 +226,9 @@ def _read(path: Path) -> CertificatesFile:
 def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
     """What tells the numbers of a run from those of a usual one; `whole` is its file with all images."""
     settings, recipe, differences = summary.file.settings, summary.recipe, []
-    if summary.split == UNSPLIT and summary.dataset and recipe.get("dataset"):
-        with suppress(RequestError):  # a path with ~NAME, and no such user on this machine
-            if same_data(summary.dataset, str(recipe["dataset"])):
-                differences.append("certified on images that it was trained on: new images may do worse")
+    trained_on = str(recipe.get("dataset") or "")
+    if summary.split == UNSPLIT and summary.dataset and same_reference(summary.dataset, trained_on):
+        differences.append("certified on images that it was trained on: new images may do worse")
     trained, certified = settings.get("training_sigma"), settings.get("sigma")
     if None not in (trained, certified) and trained != certified:
         differences.append(f"certified with sigma {certified}, trained with sigma {trained}")

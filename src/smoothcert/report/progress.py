@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress
 
 from smoothcert.io.console import PlainColumn, PlainConsole, leads
+from smoothcert.io.references import same_reference
 from smoothcert.io.text import duration, rate
 
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
@@ -52,11 +53,11 @@ def print_warning(console: Console, text: str) -> None:
 
 def print_data_notes(console: Console, images: "Images", trained_on: str | None = None) -> None:
     """Print what a user should know about `images`. `trained_on` is the data set of the network that is certified."""
-    from smoothcert.data import UNSPLIT, same_data
+    from smoothcert.data import UNSPLIT
 
     for note in images.notes:
         print_note(console, note)
-    if images.split == UNSPLIT and trained_on is not None and same_data(trained_on, images.name):
+    if images.split == UNSPLIT and trained_on is not None and same_reference(trained_on, images.name):
         print_warning(
             console,
             f"{images.name} has no split: the certified accuracy is that of images that the network was trained on; "

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from smoothcert.data import UNSPLIT, Split, cifar10, default_folder, mnist, same_data
+from smoothcert.data import UNSPLIT, Split, cifar10, default_folder, mnist
 from smoothcert.data.stored_images import StoredImages
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.references import same_reference
 from smoothcert.report.html_data import Pictures
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def pictures(
     if split not in get_args(Split):
         return f"No pictures: {dataset} has no split called {split}."
     try:
-        if own_images(dataset) and not any(same_data(dataset, name) for name in named):
+        if own_images(dataset) and not any(same_reference(dataset, name) for name in named):
             return f"No pictures: they are in {dataset}, which is read only on request; add --images {dataset}."
         known, data = _chosen(dataset, cast(Split, split), default_folder() if folder is None else folder, indices)
     except RequestError:

@@ -24,9 +24,10 @@ from smoothcert.data import Images, Normalization, with_known_classes
 from smoothcert.data.class_names import refuse_other_order
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
+from smoothcert.io.references import same_reference
 from smoothcert.io.results import alone
 from smoothcert.io.text import named_error
-from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub, same_code
+from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub
 from smoothcert.training.device import default_float32
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe
@@ -161,6 +162,12 @@ class Run:
                 f"classifier with --denoiser {self.folder}"
             )
 
+    def reading(self, dataset: str) -> dict[str, int | None]:
+        """Options of `load_dataset` with which `dataset` fits the model; only images in folders have any."""
+        if not dataset.startswith("folder:"):
+            return {}
+        return {"image_size": self.recipe.image_size, "channels": self.spec.shape[0]}
+
     def refuse_other_images(self, data: Images) -> None:
         """Raise a RequestError if `data` does not have the shape and the classes of the model, in its order."""
         self.refuse_denoiser()
@@ -283,7 +290,7 @@ def refuse_code(source: Path, model: str, code: str | None) -> None:
 
     Opening a folder or a recipe must not be enough for its author to choose what is imported.
     """
-    if code is not None and same_code(model, code):
+    if code is not None and same_reference(model, code):
         return
     instead = f"--model {shlex.quote(code or '')} --init {shlex.quote(str(source))}"
     moved = f"; if it has moved, give {instead} in place of the run" if code is not None and is_code(model) else ""

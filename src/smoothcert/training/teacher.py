@@ -6,10 +6,11 @@ from pathlib import Path
 from torch import nn
 
 from smoothcert.certification.ensemble import refuse_different_runs
-from smoothcert.data import Images, same_data, with_known_classes
+from smoothcert.data import Images, with_known_classes
 from smoothcert.data.class_names import unknown_class
 from smoothcert.data.datasets import published_name
 from smoothcert.errors import RequestError
+from smoothcert.io.references import same_reference
 from smoothcert.models import is_code, is_hub
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.objectives import Distillation
@@ -39,7 +40,7 @@ def load_teacher(
         for text in (
             run.noise_warning(recipe.sigma, recipe.noise),
             unknown_class(images, run.spec.class_names, run.folder),
-            None if same_data(*map(published_name, (dataset, recipe.dataset))) else other,
+            None if same_reference(*map(published_name, (dataset, recipe.dataset))) else other,
         ):
             if text is not None:
                 on_warning(text)
@@ -50,7 +51,7 @@ def _load_run(folder: Path, student: str) -> Run:
     """Load a run whose network is not the user's own code, or is that of the student, which the user has named."""
     check_run_folder(folder)
     network = read_model_file(folder / MODEL).recipe.model
-    if is_code(network) and not is_hub(network) and network != student:
+    if is_code(network) and not is_hub(network) and not same_reference(network, student):
         raise RequestError(
             f"--teacher {folder}: its network is the code {network}, and --model names that of the student; "
             f'train in Python: train(recipe, classifier=load("{folder}", code="{network}").model)'
