@@ -50,8 +50,22 @@ def table(separator: str = "\t", header: str = "idx label predict radius correct
         table().replace("\n", "\r\n"),
         table().upper(),
         table().removesuffix("\n"),
+        "\ufeff" + table(";").replace(".", ",").replace("\n", "\r\n"),
+        "\ufeff" + table(",", extra='"3:998,5:2"').replace("\n", "\r\n"),
     ],
-    ids=["running", "extra", "commas", "spaces", "order", "four", "windows", "capitals", "no newline"],
+    ids=[
+        "running",
+        "extra",
+        "commas",
+        "spaces",
+        "order",
+        "four",
+        "windows",
+        "capitals",
+        "no newline",
+        "Excel",
+        "quoted",
+    ],
 )
 def test_variants_of_the_six_columns(text: str, tmp_path: Path) -> None:
     path = tmp_path / "sigma_0.25"
@@ -60,6 +74,19 @@ def test_variants_of_the_six_columns(text: str, tmp_path: Path) -> None:
     expected = [(label, predict, float(radius)) for label, predict, radius in IMAGES]
     assert [(r.label, r.certificate.predict, r.certificate.radius) for r in rows] == expected
     assert [r.correct for r in rows] == [True, False, False, True, True], "computed, not read"
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_a_file_of_ours_that_a_spreadsheet_saved_as_csv(separator: str, ours: Path, tmp_path: Path) -> None:
+    """Excel writes a byte order mark, quotes votes that contain commas, and ends lines as Windows does."""
+    (stored,) = (ours / "certificates").glob("*.tsv")
+    path = tmp_path / "saved.csv"
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows(csv.reader(stored.open(), delimiter="\t"))
+    assert path.read_bytes().startswith(b"\xef\xbb\xbfidx" + separator.encode())
+    expected = [(r.index, r.label, r.certificate.predict, r.certificate.radius) for r in read_certificates(stored).rows]
+    saved = read_certificates(path).rows
+    assert [(r.index, r.label, r.certificate.predict, r.certificate.radius) for r in saved] == expected
 
 
 def test_files_that_are_not_such_tables_are_refused_with_the_line(tmp_path: Path) -> None:
