@@ -1,7 +1,12 @@
-"""Networks: shapes, parameter counts, normalisation inside the model."""
+"""Networks: transcriptions of the published ones, parameter counts, normalisation inside the model."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, Normalize, build_model
@@ -52,18 +57,91 @@ def test_published_sizes() -> None:
     assert round((EXPECTED_PARAMETERS["resnet50"] + 990 * 2049) / 1e6, 1) == 25.6
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("lenet", (1, 28, 28)),
-        ("resnet20", (3, 32, 32)),
-        ("resnet110", (3, 16, 16)),
-        ("densenet40", (3, 32, 32)),
-        ("resnet50", (3, 64, 64)),
-    ],
-)
-def test_models_give_logits(name: str, shape: tuple[int, int, int]) -> None:
-    assert build_model(name, shape, 7)(torch.rand(2, *shape)).shape == (2, 7)
+Weights = Mapping[str, Tensor]
+
+
+def convolved(w: Weights, name: str, x: Tensor, stride: int = 1) -> Tensor:
+    """A convolution that keeps the size, up to its stride."""
+    weight = w[f"{name}.weight"]
+    return F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+
+
+def normed(w: Weights, name: str, x: Tensor) -> Tensor:
+    mean, var, scale, shift = (
+        w[f"{name}.{part}"].view(-1, 1, 1) for part in ("running_mean", "running_var", "weight", "bias")
+    )
+    return (x - mean) / (var + 1e-5).sqrt() * scale + shift
+
+
+def classified(w: Weights, x: Tensor) -> Tensor:
+    return x.mean((2, 3)) @ w["fc.weight"].T + w["fc.bias"]
+
+
+def residual(w: Weights, x: Tensor, blocks: Sequence[int], layers: int, strided: int) -> Tensor:
+    """Stages of blocks of `layers` convolutions, the `strided` of which halves the size, but not in the first stage."""
+    for stage, count in enumerate(blocks, start=1):
+        for block in range(count):
+            at, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+            y = x
+            for layer in range(1, layers + 1):
+                y = convolved(w, f"{at}.conv{layer}", y, stride if layer == strided else 1)
+                y = normed(w, f"{at}.bn{layer}", y)
+                y = y.relu() if layer < layers else y
+            if f"{at}.downsample.0.weight" in w:
+                x = normed(w, f"{at}.downsample.1", convolved(w, f"{at}.downsample.0", x, stride))
+            x = (x + y).relu()
+    return classified(w, x)
+
+
+def transcribed_cifar_resnet(w: Weights, x: Tensor, blocks: int) -> Tensor:
+    return residual(w, normed(w, "bn1", convolved(w, "conv1", x)).relu(), [blocks] * 3, layers=2, strided=1)
+
+
+def transcribed_resnet50(w: Weights, x: Tensor) -> Tensor:
+    """The stride is in the 3x3 convolution, as in torchvision."""
+    x = F.max_pool2d(normed(w, "bn1", convolved(w, "conv1", x, 2)).relu(), 3, stride=2, padding=1)
+    return residual(w, x, (3, 4, 6, 3), layers=3, strided=2)
+
+
+def transcribed_densenet40(w: Weights, x: Tensor) -> Tensor:
+    x = convolved(w, "conv1", x)
+    for block in (1, 2, 3):
+        for layer in range(6):
+            at = f"dense{block}.{layer}"
+            y = convolved(w, f"{at}.conv1", normed(w, f"{at}.bn1", x).relu())
+            x = torch.cat([x, convolved(w, f"{at}.conv2", normed(w, f"{at}.bn2", y).relu())], dim=1)
+        x = F.avg_pool2d(x, 2) if block < 3 else x
+    return classified(w, normed(w, "bn", x).relu())
+
+
+TRANSCRIPTIONS: dict[str, Callable[[Weights, Tensor], Tensor]] = {
+    "resnet20": partial(transcribed_cifar_resnet, blocks=3),
+    "resnet110": partial(transcribed_cifar_resnet, blocks=18),
+    "densenet40": transcribed_densenet40,
+    "resnet50": transcribed_resnet50,
+}
+
+
+@pytest.mark.parametrize("name", TRANSCRIPTIONS)
+def test_networks_are_the_published_ones(name: str) -> None:
+    """Same names and shapes of weights do not make the same function: strides, pooling and ReLU have neither."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.device("meta"):
+        model = MODELS[name].build(7).eval()
+    weights = {
+        # Vectors are those of batch norm and the last bias, away from the identity.
+        key: 0.5 + torch.rand(t.shape, generator=generator)
+        if t.ndim == 1
+        else torch.randn(t.shape, generator=generator) / t[0].numel() ** 0.5
+        for key, t in model.state_dict().items()
+        if t.ndim
+    }
+    model.load_state_dict(weights, strict=False, assign=True)
+    images = torch.rand(2, 3, 32, 32, generator=generator)
+    with torch.no_grad():
+        logits, expected = model(images), TRANSCRIPTIONS[name](weights, images)
+    assert logits.shape == (2, 7)
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
 def test_lenet_is_the_published_network() -> None:
@@ -98,8 +176,9 @@ def test_resnets_have_the_parameter_names_of_released_checkpoints() -> None:
 
 
 def test_cifar_convolutions_start_at_their_published_scale() -> None:
+    """By the number of outputs: 64 of this layer, which has 32 inputs."""
     torch.manual_seed(0)
-    weight = build_model("resnet20", (3, 32, 32), 10).layer3[1].conv1.weight.detach()
+    weight = build_model("resnet20", (3, 32, 32), 10).layer3[0].conv1.weight.detach()
     assert float(weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
 
 
