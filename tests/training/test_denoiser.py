@@ -37,7 +37,7 @@ def small_recipe(**changes: Any) -> TrainRecipe:
 @pytest.fixture(scope="module")
 def denoiser_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "denoiser"
-    train(small_recipe(batch_size=32), mnist.load_sample("train").subset(torch.arange(1024)), folder, device="cpu")
+    train(small_recipe(batch_size=16), mnist.load_sample("train").subset(torch.arange(512)), folder, device="cpu")
     return folder
 
 
@@ -90,9 +90,9 @@ def test_the_loss_equals_the_formula(weight: float | None) -> None:
 def test_a_resumed_denoiser_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_data: ImageData, trained_run: Path, denoiser_run: Path
 ) -> None:
-    classifier, images = sc.load(trained_run).model, tiny_data.subset(torch.arange(128))
+    classifier, images = sc.load(trained_run).model, tiny_data.subset(torch.arange(32))
     before = {name: tensor.clone() for name, tensor in classifier.state_dict().items()}
-    recipe = small_recipe(objective=Denoising(stability_weight=0.5, num_noise=2))
+    recipe = small_recipe(batch_size=16, objective=Denoising(stability_weight=0.5, num_noise=2))
 
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(recipe, images, whole, device="cpu", classifier=classifier)

@@ -12,6 +12,6 @@ def test_fine_tuning_raises_the_certified_accuracy(tmp_path: Path) -> None:
     assert spec.loader is not None
     example = module_from_spec(spec)
     spec.loader.exec_module(example)
-    example.TRAINED, example.TESTED = 512, 20
+    example.TRAINED, example.TESTED = 1024, 8
     before, after = example.main(tmp_path)
     assert after > before + 0.1
