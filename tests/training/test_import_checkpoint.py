@@ -3,6 +3,7 @@
 import argparse
 import re
 import resource
+import shlex
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny import tiny_recipe
 from torch import Tensor, nn
 
@@ -459,3 +461,81 @@ def test_full_disk_is_one_line(lenet: nn.Module, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
     assert not out.exists()
     import_checkpoint(file, out, sigma=0.5)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder: a network as code, its checkpoint, ten digits as a Dataset, and in folders as larger files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net_for_import.py").write_text(
+        "from torch import nn\n"
+        "def build(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))\n"
+    )
+    (tmp_path / "data_for_import.py").write_text(
+        "import torch\nfrom torch.utils.data import TensorDataset\n"
+        "def digits():\n    return TensorDataset(torch.full((10, 1, 28, 28), 0.5), torch.arange(10))\n"
+    )
+    torch.manual_seed(0)
+    state = {f"module.1.{name}": tensor for name, tensor in nn.Linear(784, 10).state_dict().items()}
+    torch.save({"epoch": 3, "state_dict": state}, tmp_path / "own.pth")
+    for digit in range(10):
+        (tmp_path / "photos" / str(digit)).mkdir(parents=True)
+        Image.new("L", (40, 40), 20 * digit).save(tmp_path / "photos" / str(digit) / "a.png")
+    return tmp_path
+
+
+OWN, DATA, PHOTOS = "net_for_import.py:build", "data_for_import.py:digits", ("folder:photos", "--image-size", 28)
+
+
+@pytest.mark.parametrize("data", [("mnist-sample",), (DATA,), PHOTOS])
+def test_own_network_is_imported_with_code_that_builds_it(
+    data: tuple[object, ...], project: Path, digits: Tensor, run_cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    """The next step runs as printed; without the names of code in it, none is run."""
+    code, out, err = run_cli("import", "own.pth", "--sigma", 0.5, "--arch", OWN, "--dataset", *data, "--out", "run")
+    assert (code, err) == (0, "")
+    stored = torch.load("own.pth", weights_only=True)["state_dict"]
+    expected = digits.flatten(1) @ stored["module.1.weight"].T + stored["module.1.bias"]
+    torch.testing.assert_close(logits(load_run(Path("run"), OWN).model, digits), expected)
+    step = shlex.split(out.partition("next: smoothcert ")[2])
+    assert run_cli(*step, "--n", 20, "--max-images", 2, "--device", "cpu")[0] == 0
+    code, _, err = run_cli("certify", "run", "--n", 20)
+    assert (code, f"its network is the code {OWN}; allow it with --model {OWN}" in err) == (2, True)
+
+
+@pytest.mark.parametrize("data", [(DATA,), PHOTOS])
+def test_built_in_network_is_imported_for_own_data(
+    data: tuple[object, ...],
+    project: Path,
+    lenet: nn.Module,
+    digits: Tensor,
+    run_cli: Callable[..., tuple[int, str, str]],
+) -> None:
+    saved(lenet.state_dict(), project / "lenet.pt")
+    code, out, err = run_cli("import", "lenet.pt", "--sigma", 0.5, "--dataset", *data, "--out", "run")
+    assert (code, err) == (0, "")
+    assert torch.equal(logits(load_run(Path("run")).model, digits), logits(lenet, digits))
+    assert load_run(Path("run")).recipe.image_size == (28 if data == PHOTOS else None)
+    step = shlex.split(out.partition("next: smoothcert ")[2])
+    assert run_cli(*step, "--n", 20, "--max-images", 2, "--device", "cpu")[0] == 0
+    refused(project / "lenet.pt", project / "new", RequestError, "dataset: expected one of mnist", dataset="svhn")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--arch", OWN), "expected --dataset with it"),
+        (("--arch", OWN, "--dataset", "mnist-sample", "--input-layer", "center"), "leave --input-layer out"),
+        (("--arch", "net_for_import.py:bild", "--dataset", "mnist-sample"), "did you mean build?"),
+        (("--arch", OWN, "--dataset", "cifar10"), "fails on inputs of shape [3, 32, 32]"),
+        (("--arch", "lenet", "--dataset", DATA), "expected the tensors of lenet"),
+        (("--dataset", "folder:none"), "folder:none: expected a folder, got none"),
+    ],
+)
+def test_wrong_imports_of_own_networks_are_one_line(
+    words: tuple[str, ...], message: str, project: Path, run_cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, err = run_cli("import", "own.pth", "--sigma", 0.5, "--out", "run", *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert message in err
+    assert not (project / "run").exists()

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,15 +12,14 @@ from smoothcert.cli.options import (
     DATASET,
     NOISE_LEVEL,
     CompileTraining,
-    Data,
     Device,
     ImageOptions,
     Overrides,
     OwnNetwork,
     Resume,
+    check_dataset,
     command_line,
     console,
-    data_option,
 )
 from smoothcert.cli.recipes import RecipeOptions, choose_recipe, split_values
 from smoothcert.errors import RequestError, WorkError
@@ -38,6 +37,7 @@ from smoothcert.training.run_folder import (
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.data import Images
+    from smoothcert.training.recipe import ImportRecipe, TrainRecipe
 
 
 def train(
@@ -87,9 +87,7 @@ def train(
         if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
         raise
-    from smoothcert.data import is_data_code
     from smoothcert.distributed import meet
-    from smoothcert.models import is_code
     from smoothcert.report.progress import print_warning, train_with_bar
     from smoothcert.training.checkpoint import in_order_of_run
     from smoothcert.training.teacher import load_teacher
@@ -117,10 +115,17 @@ def train(
         on_epoch=tracker(track) if track is not None else lambda run, metrics: None,
     )
     if leads():
-        again: list[object] = ["--model", recipe.model] if is_code(recipe.model) else []
-        again += ["--dataset", recipe.dataset] if is_data_code(recipe.dataset) else []
-        onwards = command_line("certify", out, *again, *replace(files, channels=None).words())
-        console.print(f"trained {out}; next: {onwards}")
+        console.print(f"trained {out}; next: {certify_next(recipe, out, files)}")
+
+
+def certify_next(recipe: "TrainRecipe | ImportRecipe", out: Path, files: ImageOptions) -> str:
+    """Return the command that certifies the run `out`; it names code, which certify refuses otherwise."""
+    from smoothcert.data import is_data_code
+    from smoothcert.models import is_code
+
+    words: list[object] = ["--model", recipe.model] if is_code(recipe.model) else []
+    words += ["--dataset", recipe.dataset] if is_data_code(recipe.dataset) else []
+    return command_line("certify", out, *words, *replace(files, channels=None).words())
 
 
 def print_notes(images: "Images") -> None:
@@ -165,36 +170,57 @@ def import_(
         Path,
         typer.Argument(help="A checkpoint: .pth.tar, .pth or .pt; FILE:KEY names weights in it."),
     ],
+    *,
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
     sigma: Annotated[float, typer.Option(help="Noise level that it was trained with.")],
-    arch: Annotated[str | None, typer.Option(help="Network: see `smoothcert models`.", show_default="guessed")] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            help="A network, or your own: package.module:function or FILE.py:function.", show_default="guessed"
+        ),
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="guessed")] = None,
     input_layer: Annotated[
         InputLayer | None, typer.Option(help="What the network does to pixels first.", show_default="the data set's")
     ] = None,
     method: Annotated[str, typer.Option(help="Name of its training method in tables.")] = "imported",
-    data: Data = None,
+    files: ImageOptions,
 ) -> None:
     """Make a run folder from a published checkpoint; its pickled code is never run."""
     if (file / MODEL).exists():
         raise RequestError(f"{file}: expected a checkpoint, got a run folder; use it as it is, without import")
     check_file(split_key(file)[0], "a checkpoint, such as checkpoint.pth.tar")
-    from smoothcert.data import load_dataset, silent
+    check_dataset(dataset)
+    from smoothcert.data import DATASETS
+    from smoothcert.models import is_code
     from smoothcert.report.progress import print_note, print_warning
-    from smoothcert.training.import_checkpoint import import_checkpoint
+    from smoothcert.training.checkpoint import InputSpec
+    from smoothcert.training.import_checkpoint import import_checkpoint, input_spec
+    from smoothcert.training.import_own_network import import_own_network
     from smoothcert.training.input_layer import input_layer_warning
 
-    run = import_checkpoint(file, out, sigma=sigma, arch=arch, dataset=dataset, input_layer=input_layer, method=method)
+    own_data, size = dataset not in (None, *DATASETS), files.image_size
+    inputs = InputSpec.of(files.load(str(dataset), "test", size)) if own_data else None
+    about: dict[str, Any] = {"sigma": sigma, "method": method, "dataset": dataset, "arch": arch}
+    about["image_size"] = size if own_data else None
+    if arch is not None and is_code(arch):
+        if dataset is None or input_layer not in (None, "none"):
+            raise RequestError(
+                f"--arch {arch}: expected --dataset with it, and no --input-layer, which the code contains; "
+                + ("add --dataset NAME" if dataset is None else "leave --input-layer out")
+            )
+        run, warning = import_own_network(file, out, inputs=inputs or input_spec(dataset), **about), None
+    else:
+        run = import_checkpoint(file, out, inputs=inputs, input_layer=input_layer, **about)
+        try:
+            warning = input_layer_warning(run, files.load(run.recipe.dataset, "test", size))
+        except (RequestError, WorkError) as error:
+            warning = f"input layer: not checked ({error})"
     for note in run.provenance["notes"]:
         print_note(console, note)
-    try:
-        warning = input_layer_warning(run, load_dataset(run.recipe.dataset, "test", data, on_note=silent))
-    except (RequestError, WorkError) as error:
-        warning = f"input layer: not checked ({error})"
     if warning:
         print_warning(console, warning)
-    onwards = command_line("certify", out, *data_option(data))
-    console.print(f"imported {out}; next: {onwards}")
+    console.print(f"imported {out}; next: {certify_next(run.recipe, out, files)}")
 
 
 def export(

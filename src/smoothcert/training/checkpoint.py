@@ -162,7 +162,7 @@ class Run:
                 f"classifier with --denoiser {self.folder}"
             )
 
-    def reading(self, dataset: str) -> dict[str, int | None]:
+    def reading(self, dataset: str) -> dict[str, Any]:
         """Options of `load_dataset` with which `dataset` fits the model; only images in folders have any."""
         if not dataset.startswith("folder:"):
             return {}

@@ -67,10 +67,14 @@ def import_checkpoint(
     sigma: float,
     arch: str | None = None,
     dataset: str | None = None,
+    inputs: InputSpec | None = None,
+    image_size: int | None = None,
     input_layer: InputLayer | None = None,
     method: str = "imported",
 ) -> Run:
     """Make the run folder `out` from a published checkpoint; its model gives the same logits as the source.
+
+    `inputs` describes a `dataset` that is not one of DATASETS, and `image_size` is the side of its images in folders.
 
     This requires the input layer of the training: `normalize` (x - mean) / std, `center` x - mean, or `none`. Most
     files do not say which; `provenance["notes"]` lists what was guessed, and `input_layer_warning` tries the others.
@@ -82,24 +86,35 @@ def import_checkpoint(
     layout, state, notes = find_state_dict(file, contents, key)
     name, fit = _architecture(file, arch, contents.get("arch"), state)
     notes += fit.notes
-    dataset = _dataset(file, dataset, name, fit.num_classes, notes)
-    layer, normalization = _input_layer(dataset, input_layer, fit, layout, notes)
-    fields = {"dataset": dataset, "model": name, "sigma": sigma, "input_layer": layer}
+    dataset, inputs = _dataset(file, dataset, inputs, name, fit.num_classes, notes)
+    layer, normalization = _input_layer(dataset, inputs.normalization, input_layer, fit, layout, notes)
+    fields = {"dataset": dataset, "model": name, "sigma": sigma, "input_layer": layer, "image_size": image_size}
     source = file.name if key is None else f"{file.name}:{key}"
     recipe = parse_recipe(ImportRecipe, {**fields, "source": source, "method": method}, "import")
-    spec = InputSpec(DATASETS[dataset].shape, fit.num_classes, normalization)
+    spec = replace(inputs, normalization=normalization)
     with torch.random.fork_rng(devices=[]):
         model = new_model(name, spec)
     network_of(model, spec).load_state_dict(fit.weights)
     refuse_not_finite(file, model.state_dict())
     epoch = contents.get("epoch")
     epoch = int(epoch) if isinstance(epoch, int | np.integer) and epoch >= 0 else 0
+    return write_import(Run(out, recipe, spec, model.eval(), epoch, {"notes": notes}), file)
+
+
+def write_import(run: Run, file: Path) -> Run:
+    """Write the run that was imported from `file`; return it with its provenance."""
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    about = {"versions": versions(torch.device("cpu")), "source_sha256": digest, "notes": notes}
-    run = Run(out, recipe, spec, model.eval(), epoch, about)
-    write_new_run(run, model.state_dict())
+    about = {"versions": versions(torch.device("cpu")), "source_sha256": digest, **run.provenance}
+    run = replace(run, provenance=about)
+    write_new_run(run, run.model.state_dict())
     return run
+
+
+def input_spec(dataset: str) -> InputSpec:
+    """The input of networks for one of DATASETS; class names are those of the files, which are not read here."""
+    known = DATASETS[dataset]
+    return InputSpec(known.shape, known.num_classes, known.normalization)
 
 
 def refuse_not_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
@@ -193,7 +208,8 @@ def _architecture(file: Path, given: str | None, stored: object, state: Mapping[
     # The code of the papers uses the name cifar_resnet110 for our resnet110.
     name = str(stored if given is None else given).lower().removeprefix("cifar_")
     if given is not None and name not in MODELS:
-        raise RequestError(f"arch: expected one of {', '.join(MODELS)}, got {given}; choose one of these")
+        known = ", ".join(MODELS)
+        raise RequestError(f"arch: expected one of {known}, or your own as FILE.py:function, got {given}; choose one")
     fits = {arch: _fit(arch, state) for arch in MODELS}
     fitting = next((arch for arch in MODELS if not fits[arch].problems), None)
     if name in MODELS and fits[name].problems:
@@ -277,23 +293,32 @@ def _input_buffers(rest: Mapping[str, Tensor], channels: int) -> tuple[Normaliza
     return None, list(rest)
 
 
-def _dataset(file: Path, requested: str | None, arch: str, num_classes: int, notes: list[str]) -> str:
-    """The requested data set, or the usual one for the architecture, which is noted."""
+def _dataset(
+    file: Path, requested: str | None, inputs: InputSpec | None, arch: str, num_classes: int, notes: list[str]
+) -> tuple[str, InputSpec]:
+    """The requested data set, or the usual one for the architecture, which is noted; and its images and classes."""
     dataset = USUAL_DATASET.get(arch, "cifar10") if requested is None else requested
     if requested is None:
         notes.append(f"data set: {dataset}, the usual one for {arch}")
-    if dataset not in DATASETS:
+    if inputs is None and dataset not in DATASETS:
         raise RequestError(f"dataset: expected one of {', '.join(DATASETS)}, got {dataset}; choose one of these")
-    if num_classes != DATASETS[dataset].num_classes:
+    inputs = input_spec(dataset) if inputs is None else inputs
+    if num_classes != inputs.num_classes:
         raise RequestError(
-            f"{file}: expected {DATASETS[dataset].num_classes} classes for {dataset}, got a network with "
-            f"{num_classes}; give the --dataset that it was trained on"
+            f"{file}: expected {inputs.num_classes} classes for {dataset}, got a network with {num_classes}; give the "
+            "--dataset that it was trained on"
+            + ("" if dataset in DATASETS else ", or the names of all its classes: --classes FILE")
         )
-    return dataset
+    return dataset, inputs
 
 
 def _input_layer(
-    dataset: str, requested: InputLayer | None, fit: _Fit, layout: str, notes: list[str]
+    dataset: str,
+    published: Normalization | None,
+    requested: InputLayer | None,
+    fit: _Fit,
+    layout: str,
+    notes: list[str],
 ) -> tuple[InputLayer, Normalization | None]:
     """The input layer that the file saved, or the requested one, or the usual one, which is noted."""
     if fit.buffers is not None:
@@ -301,7 +326,6 @@ def _input_layer(
         instead = f"; {requested}, which was asked for, contradicts them" if requested not in (None, layer) else ""
         notes.append(f"input layer: {layer}, with the mean and std that the file holds{instead}")
         return layer, fit.buffers
-    published = DATASETS[dataset].normalization
     if requested is None:
         # MACER's code trains the network on unchanged pixels; an index in the names indicates a layer before it.
         bare_macer = layout == "net" and not re.search(r"(^|\.)\d+\.", fit.prefix)

@@ -38,7 +38,8 @@ def input_layer_warning(run: Run, images: Images) -> str | None:
     """
     assert isinstance(run.recipe, ImportRecipe), "only an imported run has an input layer to check"
     current, network = run.recipe.input_layer, network_of(run.model, run.spec)
-    published = DATASETS[run.recipe.dataset].normalization
+    known = DATASETS.get(run.recipe.dataset)
+    published = images.normalization if known is None else known.normalization
     pixels, labels = images.batch(spread(len(images), MOST_IMAGES))
     noisy = pixels + Gaussian(run.recipe.sigma).sample(pixels.shape, torch.Generator().manual_seed(0))
     accuracy: dict[str, float] = {}

@@ -231,20 +231,21 @@ class ImportRecipe(Recipe):
     """What is known about a model that was trained elsewhere and imported."""
 
     dataset: str = Field(description="data set that it was trained on")
-    model: str = Field(description="network: see `smoothcert models`")
+    model: str = Field(description="network: see `smoothcert models`, or package.module:function")
     sigma: float = Field(gt=0, description="noise level that it was trained with")
     input_layer: InputLayer = Field(description="the layer before the network")
     source: str = Field(description="name of the imported file")
     method: str = Field(default="imported", description="how it was trained: the name of the method in tables")
+    image_size: int | None = Field(default=None, ge=1, le=10_000, description="for `folder:PATH`: side of the images")
 
     @property
     def epochs(self) -> int:
         """Nothing is left to train."""
         return 0
 
-    @property
-    def image_size(self) -> int | None:
-        return None
+    def to_mapping(self) -> dict[str, Any]:
+        """All fields, but the size of images only if it is set, as in earlier versions."""
+        return {name: value for name, value in super().to_mapping().items() if value is not None}
 
     @property
     def noise(self) -> NoiseName:
