@@ -260,6 +260,31 @@ def test_files_of_the_user_are_not_overwritten(report: Report, make_run: MakeRun
     assert report(run, "--out", out, "--format", "md")[0] == 0
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_a_report_of_other_runs_leaves_no_old_files(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+    """A reader of the folder would take them for files of the new report; files that the user changed stay."""
+    runs, out = [make_run("mine"), make_run("other")], tmp_path / "out"
+
+    def files() -> set[str]:
+        return {path.name for path in out.iterdir() if path.name[0] != "."}
+
+    assert report(runs[0], "--out", out, "--format", "md,csv,html")[0] == 0
+    assert report(runs[0], "--out", out, "--format", "tex,png", "--caption", "Mine")[0] == 0
+    first = {"report.md", "report.csv", "report.html", "report.tex", "curves.png", "distribution.png"}
+    assert files() == first, "another format of the same report"
+    (out / "report.html").write_text("dear reader")
+    (out / "notes.txt").write_text("dear reader")
+    code, printed, _ = report(*runs, "--out", out, "--format", "md")
+    assert (code, files()) == (0, {"report.md", "report.html", "notes.txt"})
+    removed = " ".join(printed.split()).partition("removed ")[2]
+    assert all(str(out / name) in removed for name in first - files())
+    assert report(*runs, "--out", out, "--format", "csv", "--radii", "0,0.5")[0] == 0, "other columns"
+    assert files() == {"report.csv", "report.html", "notes.txt"}
+    assert report("--check", out)[0] == 1, "the page that the user wrote"
+    (out / "report.html").unlink()
+    assert report("--check", out)[0] == 0
+
+
 def test_certificates_under_other_noise_than_in_training_are_noted(report: Report, make_run: MakeRun) -> None:
     rows = images([(3, 3, 0.1), (1, 1, 0.05)])
     runs = [

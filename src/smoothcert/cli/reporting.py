@@ -174,6 +174,8 @@ def print_report(written: "Report") -> None:
         console.print(shown)
     for path in written.written:
         console.print(f"wrote {path}")
+    if written.removed:
+        console.print(f"removed {', '.join(map(str, written.removed))}: of an earlier report, not asked for now")
 
 
 def report_runs(runs: Sequence[Path], out: Path, formats: Sequence[str], data: Path | None = None) -> None:

@@ -1,5 +1,6 @@
 """Tables, figures and pages from certificates files. Reads only those: no model, no checkpoint, no forward pass."""
 
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
-from smoothcert.io.written_files import refuse_foreign_files, write_files
+from smoothcert.io.written_files import is_as_written, refuse_foreign_files, stored_request, write_files
 from smoothcert.report.contents import Choices, Contents, LatexTable, read_contents
 from smoothcert.report.described import parse_description
-from smoothcert.report.document import TEXTS, terminal_report
-from smoothcert.report.figures import PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
+from smoothcert.report.document import TEXT_FILES, TEXTS, terminal_report
+from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.locate import find_certificates
 from smoothcert.report.paired import Difference
 from smoothcert.report.published import Published
@@ -46,10 +47,11 @@ Row = dict[str, str | float | int | None]
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of a report, and the files that were written."""
+    """The contents of a report, the files that were written, and those of an earlier report that were removed."""
 
     contents: Contents
     written: list[Path]
+    removed: list[Path]
 
     @property
     def summaries(self) -> list[Summary]:
@@ -72,7 +74,8 @@ def write_report(
     Writes report.md, report.csv, report.tex and report.html and, as png, pdf or svg, curves, distribution, sweeps and
     training (the last three if the files contain what they need), as `formats` asks, each replaced atomically;
     report-seeds.csv too if runs differ by their training seed only. Everything is read, checked and drawn before the
-    first file is written. Files in `out` that smoothcert did not write are refused, unless `force` replaces them.
+    first file is written. Files in `out` that smoothcert did not write are refused, unless `force` replaces them. If
+    `request` differs from that of an earlier report in `out`, the files of that one are removed.
 
     `changes` replace fields of `choices`. `published` gives for a certificates file the row of a paper's table to
     compare it with, or None; runs are then in the order of the table. `radii` are the columns of the tables, by default
@@ -93,10 +96,28 @@ def write_report(
     contents = replace(contents, pictures={name: file for name, file in pictures.items() if file is not None})
     texts = {name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
     files = {name: None if text is None else text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
-    # Pictures of an earlier report stay in the folder.
-    shown = {**digests_stored_in(out), **digests}
+    old = [name for name in _files_of_other_report(out, request) if name not in {**files, **pictures}]
+    shown = {**({} if old else digests_stored_in(out)), **digests}
     stored = {**request, STORED_AS: shown} if request and shown else request
-    return Report(contents, write_files(out, {**files, **pictures}, force, stored))
+    written = write_files(out, {**files, **pictures, **dict.fromkeys(old)}, force, stored)
+    return Report(contents, written, [out / name for name in old])
+
+
+def _files_of_other_report(out: Path, request: Mapping[str, object] | None) -> list[str]:
+    """The files in `out` of a report that was asked for other runs or options than `request`; users' files stay.
+
+    A report that differs in its formats, or in how its table in LaTeX looks, is the same one.
+    """
+
+    def asked(stored: Mapping[str, object]) -> object:
+        left_out = (STORED_AS, "columns", "caption", "label")
+        return json.loads(json.dumps({key: value for key, value in stored.items() if key not in left_out}))
+
+    earlier = stored_request(out)
+    if request is None or earlier is None or asked(earlier) == asked(request):
+        return []
+    names = (*TEXT_FILES, *(f"{figure}.{kind}" for figure in FIGURES for kind in PICTURE_FORMATS))
+    return [name for name in names if is_as_written(out, name)]
 
 
 def _drawn(contents: Contents, kinds: Sequence[str]) -> tuple[dict[str, bytes | None], dict[str, str]]:

@@ -13,11 +13,10 @@ from smoothcert.io.files import check_regular_file
 from smoothcert.io.text import one_line
 from smoothcert.io.written_files import is_as_written, stored_request
 from smoothcert.report.contents import Contents
-from smoothcert.report.document import TEXTS
+from smoothcert.report.document import TEXT_FILES, TEXTS
 from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, digest_of, digests_stored_in, figures_of
 
 PAGE, MARKDOWN = "report.html", "report.md"
-NAMES = ("report.csv", "report-seeds.csv", MARKDOWN, "report.tex", PAGE)
 """The files that are compared word by word; of pictures, a digest of what they show is."""
 MOST_SHOWN = 20
 # What differs between versions and days, figures, which are compared apart, and the pictures of the gallery.
@@ -51,12 +50,12 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
     Files that the folder lacks are not compared; a folder with none of them is a RequestError.
     """
     drawn = [f"{name}.{kind}" for name in FIGURES for kind in PICTURE_FORMATS if (folder / f"{name}.{kind}").exists()]
-    found_files = [folder / name for name in NAMES if (folder / name).exists()]
+    found_files = [folder / name for name in TEXT_FILES if (folder / name).exists()]
     for path in found_files:
         check_regular_file(path)
     written = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in found_files}
     if not written and not drawn:
-        raise RequestError(f"{folder}: expected one of {', '.join(NAMES)}, got none; give the folder of a report")
+        raise RequestError(f"{folder}: expected one of {', '.join(TEXT_FILES)}, got none; give the folder of a report")
     # The Markdown page shows the figures that were drawn with it, which need not be all in the folder.
     shown = [file for file in drawn if f"]({file})" in written.get(MARKDOWN, "")]
     contents = replace(contents, pictures=dict.fromkeys(shown, b""))

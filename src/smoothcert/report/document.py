@@ -116,6 +116,8 @@ TEXTS: Mapping[str, Callable[[Contents], Mapping[str, str | None]]] = {
     "html": lambda contents: {"report.html": html_page(contents)},
 }
 """Format -> the function that writes it: file name -> text, or None for a file of an earlier report to remove."""
+TEXT_FILES = ("report.csv", "report-seeds.csv", "report.md", "report.tex", "report.html")
+"""The files that TEXTS writes."""
 
 
 def _listed(names: Sequence[str], runs: Sequence[str]) -> str:
