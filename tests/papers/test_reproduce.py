@@ -166,6 +166,17 @@ def test_estimate_is_inputs_times_seconds(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_clock")
+def test_long_work_is_announced_with_what_takes_less(run_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("reproduce", "smoothmix/table1", "--sigma", 0.5, "--method", "gaussian", "--device", "cpu", "--dry-run")
+    for words, advice in ((("--quick",), "a GPU or fewer epochs (--set epochs=1)"), ((), "--quick, fewer votes (--n)")):
+        code, shown, _ = run_cli(*asked, *words)
+        assert (code, f"fewer rows (--sigma, --method), {advice}" in " ".join(shown.split())) == (0, True)
+    for measured in ("_seconds_per_trained_input", "_seconds_per_vote"):
+        monkeypatch.setattr(estimates, measured, lambda *network: 1e-6)
+    assert "take less" not in run_cli(*asked, "--quick")[1]
+
+
+@pytest.mark.usefixtures("no_clock")
 def test_estimate_has_an_attack_only_in_the_epochs_that_compute_it() -> None:
     recipe, spec = preset("cifar10/sun2024", 0.5), InputSpec((3, 32, 32), 10)
     seconds = estimates.training_seconds(recipe, spec, 2560, 100, CPU)

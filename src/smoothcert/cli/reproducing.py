@@ -38,6 +38,7 @@ def reproduce(
 
     for table in tables:
         paper_table(table)  # refuses a wrong name before torch is imported
+    from smoothcert.certification.estimate import LONG
     from smoothcert.papers.reproduce import QUICK, Request, plan, plan_table, share_runs
     from smoothcert.papers.reproduce import reproduce as reproduce_tables
 
@@ -70,5 +71,8 @@ def reproduce(
     for request, planned in plans:
         title = f"{request.table} ({QUICK})" if quick else request.table
         console.print(plan_table(planned, title, [run.paper.acr for run in planned]))
+    if sum(run.seconds for _, planned in plans for run in planned) > LONG:
+        less = "a GPU or fewer epochs (--set epochs=1)" if quick else "--quick, fewer votes (--n) or images (--skip)"
+        console.print(f"fewer rows (--sigma, --method), {less} take less; what is finished is kept when you interrupt")
     if not dry_run:
         reproduce_tables(plans, console)
