@@ -62,6 +62,29 @@ def test_different_images_with_the_same_numbers_do_not_take_images_away(make_run
     assert {name: images for name, (images, _) in acrs(tmp_path).items()} == {"all": 10, "some": 5, "last": 10}
 
 
+def test_a_trial_in_the_folder_of_a_run_does_not_take_images_away(make_run: MakeRun, tmp_path: Path) -> None:
+    """Two images with fewer votes, before the run was certified; other questions about a run are no trials."""
+    run, other = make_run("mine", file="test-n1000"), make_run("other")
+    few = images(n=500)[:2]
+    make_run("mine", few, file="test-n500", n=500, seed=7)
+    trial = run / "certificates" / "test-n500.tsv"
+
+    def counts(*paths: Path) -> dict[str, int]:
+        write_report(paths, tmp_path / "out", ["md", "csv"])
+        return {name: count for name, (count, _) in acrs(tmp_path / "out").items()}
+
+    assert counts(run, other) == {"mine/test-n1000": 10, "other": 10}
+    text = (tmp_path / "out/report.md").read_text()
+    assert "**mine/test-n500**: left out: another file of this run has its images and more" in text
+    assert "not ranked:" not in text
+    assert counts(run, trial, other) == {"mine/test-n1000": 2, "mine/test-n500": 2, "other": 2}, "named"
+    assert counts(trial, other) == {"mine": 2, "other": 2}, "alone"
+    for number, change in enumerate(({"n": 2000}, {"bound": "two-sided"}, {"alpha": 0.01}, {"weights_sha256": "a"})):
+        make_run(f"run{number}")
+        run = make_run(f"run{number}", images(n=change.get("n", 1000))[:2], file="further", **change)
+        assert counts(run) == {f"run{number}/test": 2, f"run{number}/further": 2}
+
+
 def test_a_run_that_was_cut_says_so(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("all"), make_run("some", ROWS[::2])]
     write_report(runs, tmp_path, ["md"])

@@ -28,12 +28,16 @@ from smoothcert.report.published import Published, PublishedFor, comparison_note
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
 from smoothcert.report.tables import NUMBERS, RANKED, RANKED_SEEDS, intervals_layout, layout, seeds_layout
+from smoothcert.training.run_folder import run_of_certificates
 
 LARGEST_RADIUS = 1e6
 DEEPEST = 50
 """Levels of settings inside settings; ours have four."""
 NO_IMAGES = "left out: no image is certified yet"
 NO_CERTIFICATES = "left out: no certificates"
+TRIAL = "left out: another file of this run has its images and more; give this file by its name to show it"
+VOTES = ("n", "n0", "seed", "batch_size")
+"""Settings in which a trial differs from the certificates of a run."""
 NO_L_INFINITY = "no ACR in L∞, which needs radii in L2 and the image size of a known data set"
 SEEDS = (
     "Runs that differ by their training seed only, certified alike on the same images; sd: sample standard deviation. "
@@ -160,6 +164,10 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     notes = [(NO_CERTIFICATES, name) for name in names]
     notes += [(NO_IMAGES, name) for name, file in named if not file.rows]
     whole = [(name, file) for name, file in named if file.rows] or named
+    given = {path.resolve() for path in paths}
+    trials = [n for n, f in whole if f.path.resolve() not in given and any(_covers(other, f) for _, other in whole)]
+    notes += [(TRIAL, name) for name in trials]
+    whole = [(name, file) for name, file in whole if name not in trials]
     rows = {} if choices.published is None else published_rows(whole, choices.published)
     whole.sort(key=lambda run: place_in_table(rows.get(run[0])))
     files = cut_to_shared_images(whole) if choices.same_images else whole
@@ -244,6 +252,15 @@ def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
         images, are = counted(summary.images, "image"), "is" if summary.images == 1 else "are"
         differences.append(f"only the {images} that all runs of the same σ have {are} counted")
     return differences
+
+
+def _covers(whole: CertificatesFile, part: CertificatesFile) -> bool:
+    """Whether `part` is a trial of `whole`: of the same run, for some of its images, with at most as many votes."""
+    if run_of_certificates(part.path) is None or run_of_certificates(part.path) != run_of_certificates(whole.path):
+        return False
+    settings, others = ({k: v for k, v in file.settings.items() if k not in VOTES} for file in (whole, part))
+    fewer = (part.settings.get("n") or 0) <= (whole.settings.get("n") or 0)
+    return settings == others and fewer and set(part.columns.index.tolist()) < set(whole.columns.index.tolist())
 
 
 def cut_to_shared_images(files: Sequence[Named]) -> list[Named]:
