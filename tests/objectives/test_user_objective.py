@@ -147,6 +147,21 @@ def test_allowed_code_keeps_the_hyper_parameters_of_the_file(project: Path, run_
     assert "trained already, 1 of 1 epochs" in output
 
 
+def test_a_method_that_extends_that_of_a_preset_does_not_silently_have_other_settings(
+    project: Path, run_cli: Cli
+) -> None:
+    """Of mnist/consistency at sigma 0.5 the weight is 5, of the class Consistency 10: not a fair comparison."""
+    (project / "more.py").write_text("from smoothcert.objectives import Consistency\nclass More(Consistency): pass\n")
+    ask = ("train", "--preset", "mnist/consistency", "--sigma", 0.5, "--dataset", "npz:small.npz", "--epochs", 1)
+    small = ("--set", "learning_rate_drops=[]", "--device", "cpu", "--objective", "more.py:More")
+    code, output, errors = run_cli(*ask, *small, "--out", "run")
+    assert (code, errors) == (0, "")
+    assert "note: More has its own defaults: weight 10.0 (the preset: 5.0); --set changes them\n" in output
+    assert load_run(project / "run").recipe.to_mapping()["objective"]["weight"] == 10
+    assert "own defaults" not in run_cli(*ask, *small, "--set", "weight=7", "--out", "chosen")[1]
+    assert "own defaults" not in run_cli(*ask, *small[:-2], "--set", "weight=7", "--out", "published")[1]
+
+
 def test_an_interrupted_run_continues_exactly(project: Path, tiny_data: ImageData) -> None:
     """The objective of the file at scale 1 is Gaussian, so its weights are too."""
     recipe = with_overrides(load_train_recipe(project / "recipe.yaml"), ["epochs=2", "objective.scale=1"])

@@ -14,6 +14,7 @@ from smoothcert.data.datasets import DatasetReader, refuse_data_code
 from smoothcert.errors import RequestError
 
 if TYPE_CHECKING:  # commands import torch only when they need it
+    from smoothcert.objectives.base import Objective
     from smoothcert.training.recipe import TrainRecipe
 
 
@@ -120,7 +121,26 @@ def choose_recipe(
     check_name(final.model)  # before data are downloaded
     if file is not None and "model" not in changed:
         refuse_code(file, final.model, None)
-    return load_objective(final)
+    loaded = load_objective(final)
+    note_other_defaults(chosen.objective, loaded.objective)
+    return loaded
+
+
+def note_other_defaults(replaced: "Objective", objective: "Objective") -> None:
+    """Print in which defaults a class of the user's differs from the settings of the preset's method that it extends.
+
+    A comparison of the two would otherwise differ in these settings as well, and nobody would notice.
+    """
+    if type(objective) is type(replaced) or not isinstance(objective, type(replaced)):
+        return
+    kept = type(replaced).model_fields.keys() - objective.model_fields_set
+    pairs = {name: (getattr(objective, name), getattr(replaced, name)) for name in sorted(kept)}
+    differences = [f"{name} {own} (the preset: {theirs})" for name, (own, theirs) in pairs.items() if own != theirs]
+    if differences:
+        from smoothcert.report.progress import print_note
+
+        text = f"{type(objective).__name__} has its own defaults: {', '.join(differences)}; --set changes them"
+        print_note(console, text)
 
 
 def recipe_for_data(
