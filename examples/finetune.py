@@ -21,14 +21,18 @@ TRAINED, TESTED = 4096, 40
 def network() -> nn.Module:
     """Your network: images [n, 1, 28, 28] in [0, 1] -> logits."""
     return nn.Sequential(
-        *(nn.Conv2d(1, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 5, stride=2), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(32 * 4 * 4, 10)),
+        nn.Conv2d(1, 16, 5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 5, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
     )
 
 
 def load(split: str) -> Dataset[tuple[Tensor, ...]]:
     """Your data: a torch Dataset of (image, label)."""
-    images = load_dataset("mnist-sample", "train" if split == "train" else "test")
+    images = load_dataset("mnist-sample", split)
     count = TRAINED if split == "train" else TESTED
     return TensorDataset(*images.batch(torch.arange(count)))
 
@@ -72,7 +76,9 @@ def main(folder: Path) -> tuple[float, float]:
         ema=0.98,
     )
     run = sc.train(
-        *(recipe, load("train"), folder / "run"),
+        recipe,
+        load("train"),
+        folder / "run",
         model=network(),
         init=weights,
         on_epoch=lambda run, metrics: print(f"epoch {run.epoch}: accuracy under noise {metrics['noisy_accuracy']:.1%}"),

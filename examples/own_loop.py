@@ -23,8 +23,13 @@ def main() -> float:
     """Return the certified accuracy at radius 0.25."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        *(nn.Conv2d(1, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU()),
-        *(nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 6 * 6, 10)),
+        nn.Conv2d(1, 16, 3, stride=2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 6 * 6, 10),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     criterion = sc.losses.Consistency(sigma=SIGMA, weight=10)  # instead of nn.CrossEntropyLoss()
