@@ -187,6 +187,16 @@ def test_each_epoch_has_its_own_augmentation(
     assert len(set(seeds)) == 4
 
 
+def test_a_callback_that_evaluates_the_network_does_not_change_training(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Users call `model.eval()` after an epoch: the next one trains in training mode all the same."""
+    modes: list[bool] = []
+    model = TinyNet(10)
+    model.register_forward_pre_hook(lambda module, inputs: modes.append(module.training))
+    data = tiny_data.subset(torch.arange(64))
+    train(tiny_recipe(), data, tmp_path, model=model, device="cpu", on_epoch=lambda run, line: run.model.eval())
+    assert modes[-2:] == [True, True], "one step in each of two epochs"
+
+
 def test_learning_rate_drops() -> None:
     recipe = tiny_recipe(learning_rate=0.1, learning_rate_drops=(3, 5), epochs=9)
     assert [round(learning_rate(recipe, e, 0), 9) for e in range(7)] == [0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
