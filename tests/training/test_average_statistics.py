@@ -1,5 +1,6 @@
 """Batch-norm statistics of averaged weights: torch's own computation, resume, networks without batch norm."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,17 +32,18 @@ def saved(folder: Path) -> dict[str, Tensor]:
 
 
 def noisy_batches(data: ImageData, epoch: int) -> list[Tensor]:
-    """The inputs of the statistics after `epoch`, from the seeds that the module documents."""
+    """The inputs of the statistics after `epoch`, augmented by a flip, from the seeds that the module documents."""
     seeds = [derived_seed(RECIPE.seed, 7, epoch, part) for part in range(2)]
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seeds[0]))
     order = order[: len(data) // 32 * 32].view(-1, 32)
     generator = torch.Generator().manual_seed(seeds[1])
-    images = [data.batch(row)[0] for row in order]
+    images = [data.batch(row)[0].flip(3) for row in order]
     return [batch + Gaussian(0.5).sample(batch.shape, generator) for batch in images]
 
 
 def test_statistics_are_those_of_the_averaged_network(tiny_data: ImageData, tmp_path: Path) -> None:
     data = tiny_data.subset(torch.arange(250))  # the last 26 are less than a batch
+    data = replace(data, augment=lambda images, uniform: images.flip(3))
     train(RECIPE, data, tmp_path / "run", model=network(), device="cpu")
     weights = saved(tmp_path / "run")
     other = network()
