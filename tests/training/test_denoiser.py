@@ -1,5 +1,6 @@
 """Training a denoiser, and certificates of classifiers behind it."""
 
+import csv
 import json
 import shlex
 import shutil
@@ -196,9 +197,11 @@ def test_the_command_line_certifies_attacks_and_predicts(
     image = tmp_path / "digit.png"
     pixels = mnist.load_sample("test").batch(torch.tensor([0]))[0][0, 0]
     Image.fromarray((pixels * 255).byte().numpy()).save(image)
-    status, output, error = run_cli("predict", run, image, "--denoiser", denoiser_run, "--n", 200, "--device", "cpu")
+    status, output, error = run_cli(
+        "predict", run, image, "--denoiser", denoiser_run, "--n", 200, "--device", "cpu", "--format", "csv"
+    )
     assert status == 0, error
-    assert "7" in output
+    assert next(csv.DictReader(output.splitlines()))["class"] == "7"
 
 
 def test_train_denoiser_makes_a_run_and_prints_the_next_command(

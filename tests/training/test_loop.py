@@ -185,6 +185,7 @@ def test_each_epoch_has_its_own_augmentation(
         train(tiny_recipe(seed=seed), tiny_data.subset(torch.arange(64)), tmp_path / name, device="cpu")
     assert seeds[:2] == seeds[2:4]
     assert len(set(seeds)) == 4
+    assert seeds[:2] == [derived_seed(1, 2, epoch) for epoch in (0, 1)], "not those of the order and the noise"
 
 
 def test_a_callback_that_evaluates_the_network_does_not_change_training(tmp_path: Path, tiny_data: ImageData) -> None:
