@@ -100,6 +100,7 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
         (["--set", "seed=0,00"], "seed00 and seed0 are the same run"),
         (["--set", "seed=0,,1"], "got an empty one"),
         (["--set", "seed=0,1", "--set", "seed=2"], "seed is given twice"),
+        (["--set", "lambda=5,10", "--set", "objective.weight=2"], "objective.weight is given twice"),
         (["--set", "seed"], "expected key=value or key=a,b,c"),
         (["--set", "m=2,3"], "batch_size: expected a multiple of objective.num_noise = 3, got 32"),
         (["--sigma", ""], "sigma: expected comma-separated numbers, got nothing"),
@@ -192,11 +193,13 @@ def test_train_without_a_preset(run_cli: Cli, place: Path) -> None:
 def test_an_option_and_set_do_not_contradict_each_other(
     run_cli: Cli, place: Path, option: tuple[object, ...], change: str
 ) -> None:
-    """With and without a preset; --set used to win silently."""
+    """With and without a preset; --set used to win silently, and the last --set over the first."""
     for source in (("--preset", "mnist/gaussian"), ("--dataset", "mnist-sample", "--method", "gaussian")):
         code, out, err = run_cli("train", *source, *option, "--set", change, "--out", "run")
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert f"--set {change}: expected one value for {change.partition('=')[0]}, got {option[0]} {option[1]}" in err
+    code, _, err = run_cli("train", *source, "--set", "lr=0.1", "--set", "learning_rate=0.2", "--out", "run")
+    assert (code, err) == (2, "smoothcert: --set learning_rate=0.2: learning_rate is given twice; leave one out\n")
     assert not (place / "run").exists()
 
 

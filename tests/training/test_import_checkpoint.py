@@ -529,6 +529,7 @@ def test_built_in_network_is_imported_for_own_data(
         (("--arch", "net_for_import.py:bild", "--dataset", "mnist-sample"), "did you mean build?"),
         (("--arch", OWN, "--dataset", "cifar10"), "fails on inputs of shape [3, 32, 32]"),
         (("--arch", "lenet", "--dataset", DATA), "expected the tensors of lenet"),
+        (("--dataset", "mnist-sample", "--image-size", "28"), "expected --dataset folder:PATH with them"),
         (("--dataset", "folder:none"), "folder:none: expected a folder, got none"),
     ],
 )

@@ -12,6 +12,7 @@ import typer
 from smoothcert.cli.options import DATASET, Epochs, check_dataset, console
 from smoothcert.data.datasets import DatasetReader, refuse_data_code
 from smoothcert.errors import RequestError
+from smoothcert.io.field_errors import LETTERS
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.objectives.base import Objective
@@ -57,10 +58,15 @@ class RecipeOptions:
 
 
 def refuse_twice(fields: Mapping[str, object], changes: Sequence[str]) -> None:
-    """Refuse a change of --set to a field that an option sets as well: it is not clear which of the two is meant."""
+    """Refuse a change of --set to a field that an option or another change sets as well: which one is meant?"""
+    before: set[str] = set()
     for change in changes:
         key = change.partition("=")[0]
         field = "objective" if key == "objective.name" else key.removeprefix("objective.")
+        field = LETTERS.get(field, field)
+        if field in before:
+            raise RequestError(f"--set {change}: {key} is given twice; leave one out")
+        before.add(field)
         if fields.get(field) is not None:
             option = "--method" if field == "objective" else f"--{field.replace('_', '-')}"
             raise RequestError(

@@ -35,11 +35,11 @@ def sweep(
 ) -> None:
     """Train, certify and report one run per combination of values; the same command again finishes the rest."""
     refuse_file(out)
+    refuse_twice(options.fields(sigma, files.image_size), set_)
     grid = parse_grid(set_)
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}
     sigmas = parse_numbers("sigma", sigma, float) or (None,)
-    refuse_twice(options.fields(sigma, files.image_size), set_)
     bases = {
         f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(
             *(options, value, files.image_size, fixed, files.load),
@@ -83,8 +83,6 @@ def parse_grid(overrides: Sequence[str]) -> dict[str, list[str]]:
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise RequestError(f"--set {override}: expected key=value or key=a,b,c, for instance --set seed=0,1,2")
-        if key in grid:
-            raise RequestError(f"--set {override}: {key} is given twice; give all its values at once, as in {key}=a,b")
         values = split_values(text)
         if "" in values:
             raise RequestError(f"--set {override}: expected comma-separated values, got an empty one; remove it")

@@ -200,6 +200,8 @@ def import_(
     from smoothcert.training.input_layer import input_layer_warning
 
     own_data, size = dataset not in (None, *DATASETS), files.image_size
+    if not own_data and (size, files.channels) != (None, None):
+        raise RequestError("--image-size and --channels: expected --dataset folder:PATH with them; leave them out")
     inputs = InputSpec.of(files.load(str(dataset), "test", size)) if own_data else None
     about: dict[str, Any] = {"sigma": sigma, "method": method, "dataset": dataset, "arch": arch}
     about["image_size"] = size if own_data else None
