@@ -127,6 +127,8 @@ def test_proposed_commands_are_about_the_images_that_were_examined(trained_run: 
     request = replace(request, dataset="folder:photographs", image_size=28)
     for command in (request.certification(), request.fine_tuning(run), request.denoiser(run)):
         assert "--dataset folder:photographs --image-size 28" in command
+    for command in (request.fine_tuning(run), request.denoiser(run)):
+        assert "--channels 1" in command, "as the network takes them, whatever the files have"
 
 
 def test_fine_tuning_on_few_images_helps_under_noise_and_keeps_the_clean_accuracy(

@@ -37,7 +37,8 @@ class DoctorOptions(NetworkOptions):
     def training_words(self, run: "Run | None") -> list[object]:
         """Return the data set, by default that of the run, and how its images are read, as words of a command line."""
         dataset, image_size = self.chosen_data(run)
-        return replace(self, dataset=dataset, image_size=image_size).words()
+        channels = self.channels if run is None else self.channels or run.reading(dataset).get("channels")
+        return replace(self, dataset=dataset, image_size=image_size, channels=channels).words()
 
     @property
     def _folder(self) -> Path:
