@@ -5,6 +5,7 @@ import gzip
 import math
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -24,6 +25,7 @@ from smoothcert.data import ImageData
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.training.checkpoint import load_run
+from smoothcert.training.initial_weights import load_initial_weights
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -316,3 +318,48 @@ def test_user_model_of_the_guide_gets_true_certificates(tmp_path: Path, monkeypa
     with np.load("digits.npz") as saved:
         assert saved["images"].shape == (2000, 1, 28, 28)
         assert saved["labels"].shape == (2000,)
+
+
+def test_python_of_the_page_about_certification_runs(
+    tmp_path: Path, trained_run: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its three blocks, with small runs, few images and few votes; a file has the ACR that is printed."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("small.npz", images=tiny_data.images[:, 0].numpy(), labels=tiny_data.labels.numpy())
+    for name in ("a", "clean"):
+        shutil.copytree(trained_run, f"runs/{name}")
+    for sigma in ("1.0", "0.5", "0.25"):
+        shutil.copytree(ROOT / f"results/models/mnist-best-{sigma}", f"runs/sigma{sigma}")
+    names: dict[str, Any] = {}
+    for source in python_blocks(ROOT / "docs/certification.md"):
+        for asked, enough in (
+            ("n=10_000, skip=20", "n=100, max_images=2"),
+            ('"denoised.tsv", ', '"denoised.tsv", n=100, max_images=2, '),
+            ("epochs=4", "epochs=1"),
+            ("mnist-sample", "npz:small.npz"),
+        ):
+            source = source.replace(asked, enough)
+        exec(compile(source, "certification.md", "exec"), names)
+    assert names["file"].acr == read_certificates(tmp_path / "runs/a/certificates/python.tsv").acr
+    denoised = read_certificates(tmp_path / "denoised.tsv")
+    assert (len(denoised.rows), denoised.settings["sigma"]) == (2, names["smoothed"].noise.sigma)
+    assert [stage.noise.sigma for stage in names["cascade"].stages] == [1.0, 0.5, 0.25]
+
+
+def test_python_of_the_page_about_existing_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corrected network does to images in [0, 1] what the first one does to normalised images."""
+    network, training, corrected = python_blocks(ROOT / "docs/existing-models.md")
+    (tmp_path / "digits.py").write_text(network, encoding="utf-8")
+    (tmp_path / "fixed.py").write_text(corrected, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(training.replace("torch.randperm(2 * len(data))", "torch.arange(256)"), "training", "exec"), names)
+    import fixed
+
+    model = fixed.build()
+    load_initial_weights(model, Path("weights.pt"), "fixed")
+    images = names["images"]
+    torch.testing.assert_close(model.eval()(images), names["model"].eval()((images - 0.1307) / 0.3081))
+    for name in ("digits", "fixed"):
+        monkeypatch.delitem(sys.modules, name)
