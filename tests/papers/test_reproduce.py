@@ -516,7 +516,7 @@ def test_images_are_scaled_to_the_recipes_image_size(jobs: int, tmp_path: Path) 
     assert list(failed) == [wrong.folder]
     assert "the data has (1, 20, 20)" in failed[wrong.folder]
     assert load_run(right.folder).spec.shape == (1, 28, 28)
-    work.certify(right, request(jobs=jobs), QUIET)
+    work.certify(right, request(jobs=jobs))
     assert [row.index for row in read_certificates(right.certificates).rows] == [0, 1]
 
 
@@ -664,5 +664,5 @@ def test_compile_option_reaches_the_votes(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: mnist.load_sample("test"))
     (run,) = runs_in(tmp_path, 1)
     for wanted in (False, True):
-        work.certify(run, request(compile=wanted), QUIET)
+        work.certify(run, request(compile=wanted))
     assert seen == [False, True]
