@@ -1,6 +1,8 @@
 """The committed tables of results/ are what `smoothcert report` makes of the committed certificates."""
 
+import csv
 import gc
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -9,8 +11,9 @@ from itertools import takewhile
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import beta, binom, binomtest, norm
 
 from smoothcert import load
 from smoothcert.analysis.cost import cost_csv, cost_markdown, training_costs
@@ -370,6 +373,65 @@ def counted_radii(run: str, skip: int) -> dict[int, float]:
     ((_, path),) = find_certificates([RESULTS / run])
     rows = [row for row in read_certificates(path).rows if row.index % skip == 0]
     return {row.index: row.certificate.radius if row.correct else -1.0 for row in rows}
+
+
+PUBLISHED_NETWORKS = {
+    ("`mnist/best`", "mnist-best"): (("CAT-RS", "mnist-catrs"),),
+    ("three seeds of `mnist/best`", "ensemble"): (("CAT-RS", "mnist-catrs"),),
+    ("distilled", "cifar10-distilled"): (("Sun et al.", "cifar10-sun2024"), ("CAT-RS", "cifar10-catrs")),
+    ("`cifar10/best`", "cifar10-sun2024"): (("Sun et al.", "cifar10-sun2024"), ("CAT-RS", "cifar10-catrs")),
+    ("ensemble of three", "cifar10-ensemble"): (("Sun et al.", "cifar10-sun2024"), ("CAT-RS", "cifar10-catrs")),
+}
+
+
+def published_radii(name: str) -> dict[int, float]:
+    """The published radius of every 5th image by its index, 0 where wrong or abstained."""
+    with gzip.open(RESULTS / f"published/{name}.tsv.gz", "rt", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    return {int(row["idx"]): float(row["radius"]) * (row["label"] == row["predict"]) for row in rows}
+
+
+@cache
+def lower_bounds(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of votes above one half, and the lower bounds (Clopper-Pearson, alpha = 0.001) of their share."""
+    votes = np.arange(n // 2, n + 1)
+    return votes, beta.ppf(0.001, votes, n + 1 - votes)
+
+
+@cache
+def mean_radius_of_10_000_votes(radius: float, sigma: float) -> float:
+    """The mean radius with n = 10,000 of an image that has `radius` with n = 100,000, for its share of votes there."""
+    if radius == 0:
+        return 0.0
+    votes, bounds = lower_bounds(100_000)
+    share = float(np.interp(norm.cdf(radius / sigma), bounds, votes / 100_000))
+    votes, bounds = lower_bounds(10_000)
+    likely = abs(votes - 10_000 * share) < 500  # ten standard deviations
+    return float(binom.pmf(votes[likely], 10_000, share) @ (sigma * norm.ppf(bounds[likely])).clip(0.0))
+
+
+def test_differences_from_published_networks_equal_the_certificates() -> None:
+    """Paired over the images: n = 100,000 on the images that both have, and n = 10,000 on every 5th image."""
+
+    def difference(ours: dict[int, float], published: dict[int, float]) -> str:
+        differences = [max(radius, 0.0) - published[index] for index, radius in ours.items()]
+        error = stdev(differences) / len(differences) ** 0.5
+        return f"{fmean(differences):+.3f} ({error:.3f})".replace("-", "−")
+
+    expected = []
+    for (title, run), others in PUBLISHED_NETWORKS.items():
+        for sigma in (0.5, 1.0):
+            for other, name in others:
+                published = published_radii(f"{name}-{sigma}")
+                assert list(published) == list(range(0, 10_000, 5))
+                cells = [difference(counted_radii(f"beyond/{run}-{sigma}", 5), published), ""]
+                if run.startswith("cifar10"):
+                    fewer = {i: mean_radius_of_10_000_votes(radius, sigma) for i, radius in published.items()}
+                    more_images = counted_radii(f"cifar10-n10000/{run.removeprefix('cifar10-')}-{sigma}", 5)
+                    cells[1] = difference(more_images, fewer)
+                expected.append(" ".join(f"| {title} | {sigma} | {other} | {' | '.join(cells)} |".split()))
+    lines = table_from(RESULTS / "beyond/README.md", "| ours")[2:]
+    assert [" ".join(line.split()) for line in lines] == expected
 
 
 MODELS = {
