@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from half_space import untrained_run
@@ -49,6 +50,16 @@ def test_runs_that_do_not_compare_are_refused(
     other = untrained_run(tmp_path / "other", **change)
     with pytest.raises(RequestError, match=message):
         load_subjects([*two_runs, other], CPU)
+
+
+def test_runs_of_several_data_sets_compare_on_a_given_one(two_runs: list[Path], tmp_path: Path) -> None:
+    """Both are digits; images of another shape are refused."""
+    other = untrained_run(tmp_path / "other", dataset="mnist")
+    subjects = load_subjects([other, *two_runs], CPU, dataset="mnist-sample")
+    assert (len(subjects.runs), subjects.data.name) == (3, "mnist-sample")
+    np.savez(tmp_path / "small.npz", images=np.zeros((2, 8, 8), np.uint8), labels=np.arange(2))
+    with pytest.raises(RequestError, match="its model takes images"):
+        load_subjects([other, *two_runs], CPU, dataset=f"npz:{tmp_path / 'small.npz'}")
 
 
 def test_runs_of_several_sigmas_compare_at_a_given_one(two_runs: list[Path], tmp_path: Path) -> None:

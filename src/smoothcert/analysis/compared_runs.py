@@ -131,12 +131,14 @@ def load_subjects(
 ) -> Subjects:
     """The runs in `folders`, all on the test images of `dataset`, by default of their training, under one noise.
 
-    `sigma` is by default the one that the runs were trained with. Runs of other data, noise or (without `sigma`)
-    noise levels than the first are refused; `code` names the user's network as in `load_run`.
+    `sigma` is by default the one that the runs were trained with. Runs of another noise than the first are refused, and
+    of other data or noise levels unless `dataset` or `sigma` chooses one; `code` names the user's network as in
+    `load_run`.
     """
     runs = [load_run(folder, code) for folder in folders]
-    for key, remedy in (("dataset", "compare runs of one data set"), ("noise", "compare runs of one noise")):
-        _refuse_other(runs, key, remedy)
+    _refuse_other(runs, "noise", "compare runs of one noise")
+    if dataset is None:
+        _refuse_other(runs, "dataset", "choose the images of the comparison with --dataset")
     if sigma is None:
         _refuse_other(runs, "sigma", "choose the noise level of the comparison with --sigma")
     first = runs[0].recipe

@@ -33,7 +33,7 @@ analyze = typer.Typer(
 
 OPTIONS = "Options"
 """The group of options without another one: the numbers of `input-dependent-noise` are together there."""
-Runs = Annotated[list[Path], typer.Argument(help="Run folders, all of one data set.")]
+Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 Index = Annotated[int, typer.Option(help="Which test image, from 0.")]
 
 

@@ -29,6 +29,7 @@ from smoothcert.cli.options import (
 )
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
+from smoothcert.io.text import counted
 from smoothcert.training.choices import Bound
 from smoothcert.training.run_folder import check_exists, check_file, recipe_of_certificates
 
@@ -202,7 +203,7 @@ def compress(
             if compress_metrics(metrics, load_run_recipe(recipe).epochs):
                 sizes[compressed_form(metrics)] = size
     before, after = sum(sizes.values()), sum(path.stat().st_size for path in sizes)
-    console.print(f"compressed {len(sizes)} files from {before / 1e3:,.0f} to {after / 1e3:,.0f} kB")
+    console.print(f"compressed {counted(len(sizes), 'file')} from {before / 1e3:,.0f} to {after / 1e3:,.0f} kB")
 
 
 def recertify(
