@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from half_space import untrained_run
 from matplotlib.figure import Figure
+from PIL import Image
 from typer.testing import CliRunner
 
 from smoothcert.analysis.output import Output, parse_formats
@@ -45,6 +46,21 @@ def test_margins(two_runs: list[Path], tmp_path: Path, monkeypatch: pytest.Monke
     below = sum(float(row["run0"]) < 0 for row in rows) / 60
     assert f"{below:.2%}" in text
     assert set(out.glob("[!.]*")) == {out / "margins.csv", out / "margins.png"}
+
+
+def test_own_images_are_read_with_the_options_of_certify(two_runs: list[Path], tmp_path: Path) -> None:
+    """Colour files of another size and of nine of the ten classes, and one that cannot be read."""
+    for digit in range(9):
+        (tmp_path / "photos" / str(digit)).mkdir(parents=True)
+        Image.new("RGB", (40, 40), (20 * digit,) * 3).save(tmp_path / "photos" / str(digit) / "a.png")
+    (tmp_path / "photos/0/b.png").write_text("no image")
+    (tmp_path / "classes.txt").write_text("".join(f"{digit}\n" for digit in range(10)))
+    asked = ("margins", *two_runs, "--n", 10, "--out", tmp_path / "out", "--dataset", f"folder:{tmp_path / 'photos'}")
+    options = ("--image-size", 28, "--classes", tmp_path / "classes.txt", "--skip-unreadable")
+    call(*asked, *options)
+    assert len(check(tmp_path / "out", "margins")) == 10
+    with pytest.raises(RequestError, match="folder:none: expected a folder, got none"):
+        call(*asked[:-1], "folder:none")
 
 
 def test_interpolate(two_runs: list[Path], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from smoothcert.attacks import smoothed_pgd
 from smoothcert.classifier import Classifier, evaluating, logits_under_noise, probabilities
-from smoothcert.data import Images, load_dataset, refuse_data_code, silent, with_known_classes
+from smoothcert.data import DatasetReader, Images, refuse_data_code, with_known_classes
 from smoothcert.data.datasets import published_name
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
@@ -126,14 +126,15 @@ def load_subjects(
     *,
     sigma: float | None = None,
     dataset: str | None = None,
-    data: Path | None = None,
+    image_size: int | None = None,
+    load: DatasetReader | None = None,
     code: str | None = None,
 ) -> Subjects:
     """The runs in `folders`, all on the test images of `dataset`, by default of their training, under one noise.
 
     `sigma` is by default the one that the runs were trained with. Runs of another noise than the first are refused, and
-    of other data or noise levels unless `dataset` or `sigma` chooses one; `code` names the user's network as in
-    `load_run`.
+    of other data or noise levels unless `dataset` or `sigma` chooses one. `load` reads the images, in folders with the
+    side `image_size`, by default that of the training; `code` names the user's network as in `load_run`.
     """
     runs = [load_run(folder, code) for folder in folders]
     _refuse_other(runs, "noise", "compare runs of one noise")
@@ -147,7 +148,8 @@ def load_subjects(
     if dataset is None:
         refuse_data_code(folders[0], first.dataset)
     name = dataset or first.dataset
-    images = load_dataset(name, "test", data, allow_code=True, on_note=silent, **runs[0].reading(name))
+    reading = runs[0].reading(name)
+    images = (load or DatasetReader())(name, "test", image_size or reading.get("image_size"), reading.get("channels"))
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
         run.refuse_other_images(images)

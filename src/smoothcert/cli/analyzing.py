@@ -10,10 +10,11 @@ import typer
 from smoothcert.cli.options import (
     DATASET,
     NOISE_LEVEL,
-    Data,
     Device,
     Force,
+    ImageOptions,
     OwnNetwork,
+    check_dataset,
     console,
     count_option,
     show_table,
@@ -53,27 +54,27 @@ class FigureOptions:
 
 
 @dataclass(frozen=True)
-class Comparison(FigureOptions):
-    """The options of analyses that load networks."""
+class Comparison(ImageOptions, FigureOptions):
+    """The options of analyses that load networks and images."""
 
     sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the runs' own")] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0
     model: OwnNetwork = None
     dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the runs' own")] = None
-    data: Data = None
     device: Device = "auto"
 
     def start(self, runs: list[Path], name: str) -> "tuple[Subjects, Output]":
         """Return the runs, and the files of the analysis `name`, which are checked first."""
         for run in runs:
             check_run_folder(run)
+        check_dataset(self.dataset)
         from smoothcert.analysis.compared_runs import load_subjects
         from smoothcert.distributed import find_device
         from smoothcert.report.progress import print_data_notes
 
         output, device = self.output(name), find_device(self.device)
-        named = {"dataset": self.dataset, "code": self.model}
-        subjects = load_subjects(runs, device, sigma=self.sigma, data=self.data, **named)
+        named = {"dataset": self.dataset, "image_size": self.image_size, "code": self.model}
+        subjects = load_subjects(runs, device, sigma=self.sigma, load=self.load, **named)
         print_data_notes(console, subjects.data)
         return subjects, output
 
