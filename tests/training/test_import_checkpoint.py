@@ -104,7 +104,7 @@ def test_every_prefix_gives_the_source_logits(
     assert torch.equal(logits(run.model, photographs), expected)
     assert torch.equal(logits(loaded.model, photographs), expected)
     assert (loaded.epoch, loaded.finished, loaded.recipe.method) == (90, True, "cohen")
-    assert loaded.spec.shape == (3, 32, 32)
+    assert (loaded.spec.shape, loaded.spec.class_names) == ((3, 32, 32), DATASETS["cifar10"].class_names)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["model.safetensors", "recipe.yaml"]
 
 
@@ -529,7 +529,7 @@ def test_built_in_network_is_imported_for_own_data(
         (("--arch", "net_for_import.py:bild", "--dataset", "mnist-sample"), "did you mean build?"),
         (("--arch", OWN, "--dataset", "cifar10"), "fails on inputs of shape [3, 32, 32]"),
         (("--arch", "lenet", "--dataset", DATA), "expected the tensors of lenet"),
-        (("--dataset", "mnist-sample", "--image-size", "28"), "expected --dataset folder:PATH with them"),
+        (("--dataset", "mnist-sample", "--image-size", "28"), "expected your own --dataset with them"),
         (("--dataset", "folder:none"), "folder:none: expected a folder, got none"),
     ],
 )

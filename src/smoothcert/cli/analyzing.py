@@ -73,8 +73,14 @@ class Comparison(ImageOptions, FigureOptions):
         from smoothcert.report.progress import print_data_notes
 
         output, device = self.output(name), find_device(self.device)
-        named = {"dataset": self.dataset, "image_size": self.image_size, "code": self.model}
-        subjects = load_subjects(runs, device, sigma=self.sigma, load=self.load, **named)
+        subjects = load_subjects(
+            *(runs, device),
+            sigma=self.sigma,
+            dataset=self.dataset,
+            image_size=self.image_size,
+            load=self.load,
+            code=self.model,
+        )
         print_data_notes(console, subjects.data)
         return subjects, output
 

@@ -195,23 +195,25 @@ def import_(
     from smoothcert.models import is_code
     from smoothcert.report.progress import print_note, print_warning
     from smoothcert.training.checkpoint import InputSpec
-    from smoothcert.training.import_checkpoint import import_checkpoint, input_spec
+    from smoothcert.training.import_checkpoint import import_checkpoint
     from smoothcert.training.import_own_network import import_own_network
     from smoothcert.training.input_layer import input_layer_warning
 
-    own_data, size = dataset not in (None, *DATASETS), files.image_size
-    if not own_data and (size, files.channels) != (None, None):
-        raise RequestError("--image-size and --channels: expected --dataset folder:PATH with them; leave them out")
-    inputs = InputSpec.of(files.load(str(dataset), "test", size)) if own_data else None
-    about: dict[str, Any] = {"sigma": sigma, "method": method, "dataset": dataset, "arch": arch}
-    about["image_size"] = size if own_data else None
+    size = files.image_size
+    if dataset in (None, *DATASETS) and (size, files.channels, files.classes) != (None, None, None):
+        raise RequestError(
+            "--image-size, --channels and --classes: expected your own --dataset with them, such as folder:PATH; leave "
+            "them out"
+        )
+    inputs = None if dataset is None else InputSpec.of(DATASETS.get(dataset) or files.load(dataset, "test", size))
+    about: dict[str, Any] = {"sigma": sigma, "method": method, "dataset": dataset, "image_size": size, "arch": arch}
     if arch is not None and is_code(arch):
-        if dataset is None or input_layer not in (None, "none"):
+        if inputs is None or input_layer not in (None, "none"):
             raise RequestError(
                 f"--arch {arch}: expected --dataset with it, and no --input-layer, which the code contains; "
-                + ("add --dataset NAME" if dataset is None else "leave --input-layer out")
+                + ("add --dataset NAME" if inputs is None else "leave --input-layer out")
             )
-        run, warning = import_own_network(file, out, inputs=inputs or input_spec(dataset), **about), None
+        run, warning = import_own_network(file, out, inputs=inputs, **about), None
     else:
         run = import_checkpoint(file, out, inputs=inputs, input_layer=input_layer, **about)
         try:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
-from smoothcert.data import Images, Normalization, with_known_classes
+from smoothcert.data import DatasetSpec, Images, Normalization, with_known_classes
 from smoothcert.data.class_names import refuse_other_order
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
@@ -54,7 +54,7 @@ class InputSpec:
     class_names: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, data: Images) -> "InputSpec":
+    def of(cls, data: Images | DatasetSpec) -> "InputSpec":
         return cls(data.shape, data.num_classes, data.normalization, data.class_names)
 
     @classmethod

@@ -111,12 +111,6 @@ def write_import(run: Run, file: Path) -> Run:
     return run
 
 
-def input_spec(dataset: str) -> InputSpec:
-    """The input of networks for one of DATASETS; class names are those of the files, which are not read here."""
-    known = DATASETS[dataset]
-    return InputSpec(known.shape, known.num_classes, known.normalization)
-
-
 def refuse_not_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
     """Raise a WorkError if a weight is NaN or infinite: the logits would be, too."""
     for name, tensor in weights.items():
@@ -302,7 +296,7 @@ def _dataset(
         notes.append(f"data set: {dataset}, the usual one for {arch}")
     if inputs is None and dataset not in DATASETS:
         raise RequestError(f"dataset: expected one of {', '.join(DATASETS)}, got {dataset}; choose one of these")
-    inputs = input_spec(dataset) if inputs is None else inputs
+    inputs = InputSpec.of(DATASETS[dataset]) if inputs is None else inputs
     if num_classes != inputs.num_classes:
         raise RequestError(
             f"{file}: expected {inputs.num_classes} classes for {dataset}, got a network with {num_classes}; give the "

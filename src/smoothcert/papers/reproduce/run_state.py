@@ -134,12 +134,8 @@ def with_estimate(run: R, resources: Resources, device: torch.device) -> R:
     """Return `run` with the estimated seconds of its missing epochs and images."""
     if run.recipe is None or run.problem is not None or run.done:
         return run
-    recipe, known = run.recipe, DATASETS.get(run.recipe.dataset)
-    spec = (
-        InputSpec(known.shape, known.num_classes, known.normalization)
-        if known
-        else InputSpec.of(resources.load(recipe, "train"))
-    )
+    recipe = run.recipe
+    spec = InputSpec.of(DATASETS.get(recipe.dataset) or resources.load(recipe, "train"))
     images, _ = sizes_of(recipe, resources)
     seconds = training_seconds(recipe, spec, images, recipe.epochs - run.epochs_done, device)
     votes = (run.images - run.images_done) * (run.n + N0)
