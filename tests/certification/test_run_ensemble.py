@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import other_run
+from tiny import other_run, tiny_recipe
 
-from smoothcert import Ensemble, RequestError, RunEnsemble, certify_dataset, read_certificates
+from smoothcert import Ensemble, RequestError, RunEnsemble, certify_dataset, read_certificates, train
 from smoothcert.certification.recertify import recertify
 from smoothcert.data import ImageData
 from smoothcert.training.checkpoint import load_run, tensors_digest
@@ -138,6 +138,32 @@ def test_command_line_refuses_requests_that_are_unclear(run_cli: Cli, folders: l
         assert code == 2
         assert message in " ".join(err.split())
         assert err.count("\n") == 1
+
+
+def test_built_in_and_own_networks_are_members_of_one_ensemble(
+    run_cli: Cli, folders: list[Path], tmp_path: Path, tiny_data: ImageData
+) -> None:
+    """--model names the code of the one and not the network of the other; other code is not run."""
+    code, unnamed = (f"{tmp_path / name}.py:build" for name in ("own_for_ensemble", "unnamed_for_ensemble"))
+    for reference in (code, unnamed):
+        Path(reference.removesuffix(":build")).write_text(
+            "from torch import nn\n"
+            "def build(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))\n"
+        )
+    for out, reference in (("own", code), ("unnamed", unnamed)):
+        train(tiny_recipe(model=reference, epochs=1), tiny_data.subset(torch.arange(64)), tmp_path / out, device="cpu")
+    request = ("certify", "--ensemble", folders[0], tmp_path / "own", "--out", tmp_path / "e", "--max-images", 1, *FEW)
+    status, _, err = run_cli(*request, "--model", code)
+    assert (status, err) == (0, "")
+    members = read_certificates(tmp_path / "e/certificates/test-n60.tsv").settings["members"]
+    assert [member["model"] for member in members] == ["tiny", code]
+    for words, message in (
+        (request, f"its network is the code {code}; allow it with --model {code}"),
+        ((*request, "--model", code, tmp_path / "unnamed"), f"its network is the code {unnamed}; allow it with"),
+        (("certify", "--ensemble", *folders, "--model", code, *FEW), "its network is tiny, got --model"),
+    ):
+        status, _, err = run_cli(*words)
+        assert (status, err.count("\n"), message in err) == (2, 1, True), err
 
 
 def test_results_of_an_ensemble_do_not_go_into_the_folder_of_a_run(run_cli: Cli, folders: list[Path]) -> None:

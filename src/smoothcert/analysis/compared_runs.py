@@ -24,7 +24,7 @@ from smoothcert.report.locate import distinct_names
 from smoothcert.report.names import NamedRun, dataset_name, labels_of, shared_network
 from smoothcert.report.style import plain
 from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
-from smoothcert.training.checkpoint import Run, load_run
+from smoothcert.training.checkpoint import Run, load_runs
 
 NOISE_BLOCK = 20
 """Number of noises of an image in memory at once."""
@@ -134,9 +134,9 @@ def load_subjects(
 
     `sigma` is by default the one that the runs were trained with. Runs of another noise than the first are refused, and
     of other data or noise levels unless `dataset` or `sigma` chooses one. `load` reads the images, in folders with the
-    side `image_size`, by default that of the training; `code` names the user's network as in `load_run`.
+    side `image_size`, by default that of the training; `code` names the user's network as in `load_runs`.
     """
-    runs = [load_run(folder, code) for folder in folders]
+    runs = load_runs(folders, code)
     _refuse_other(runs, "noise", "compare runs of one noise")
     if dataset is None:
         _refuse_other(runs, "dataset", "choose the images of the comparison with --dataset")

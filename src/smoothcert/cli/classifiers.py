@@ -15,7 +15,7 @@ from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
 from smoothcert.errors import RequestError
 from smoothcert.io.text import some_of
-from smoothcert.training.checkpoint import InputSpec, class_names_of, load_run
+from smoothcert.training.checkpoint import InputSpec, class_names_of, load_runs
 from smoothcert.training.choices import NoiseName
 from smoothcert.training.denoiser import load_denoiser
 
@@ -34,7 +34,7 @@ def find_subject(
     front = None if request.denoiser is None else load_denoiser(request.denoiser, sigma)
     if not folders:
         return Subject.of(request.own_network(num_classes, on_note), request.network).behind(front)
-    runs = [load_run(folder, request.network) for folder in folders]
+    runs = load_runs(folders, request.network)
     runs[0].refuse_denoiser()
     if request.kind == "ensemble":
         return Subject.of(RunEnsemble(runs, request.consensus)).behind(front)

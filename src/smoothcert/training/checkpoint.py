@@ -9,7 +9,7 @@ import math
 import os
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -332,6 +332,18 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     except DAMAGE as error:
         raise _damaged_model(path, error) from error
     return Run(folder, file.recipe, file.spec, model.eval(), file.epoch, file.provenance)
+
+
+def load_runs(folders: Sequence[Path], code: str | None = None) -> list[Run]:
+    """Load runs, of which some may have a built-in network and the others the user's own, which `code` names."""
+    for folder in folders:
+        check_run_folder(folder)
+    networks = [read_model_file(folder / MODEL).recipe.model for folder in folders]
+    own = [is_code(network) and not is_hub(network) for network in networks]
+    # Without own networks `code` is refused.
+    return [
+        load_run(folder, code if named or not any(own) else None) for folder, named in zip(folders, own, strict=True)
+    ]
 
 
 def write_new_run(run: Run, weights: Mapping[str, Tensor]) -> None:
