@@ -165,6 +165,12 @@ def test_estimate_is_inputs_times_seconds(tmp_path: Path) -> None:
     assert shown == "estimate for all, one after the other: 5 h 11 min"
 
 
+def test_a_field_is_set_once(run_cli: Cli, tmp_path: Path) -> None:
+    changes = ("--set", "epochs=1", "--set", "epochs=2")
+    code, _, err = run_cli("reproduce", "smoothmix/table2", "--quick", *changes, "--out", tmp_path / "out", "--dry-run")
+    assert (code, err) == (2, "smoothcert: --set epochs=2: epochs is given twice; leave one out\n")
+
+
 @pytest.mark.usefixtures("no_clock")
 def test_long_work_is_announced_with_what_takes_less(run_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("reproduce", "smoothmix/table1", "--sigma", 0.5, "--method", "gaussian", "--device", "cpu", "--dry-run")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from smoothcert.cli.options import Data, Device, MaxImages, console, count_option, parse_numbers
+from smoothcert.cli.recipes import refuse_twice
 from smoothcert.data.datasets import DatasetReader
 from smoothcert.errors import RequestError
 from smoothcert.training.run_folder import refuse_file
@@ -34,6 +35,7 @@ def reproduce(
     device: Device = "auto",
 ) -> None:
     """Reproduce a paper's table: train and certify what is missing, and report it next to the published numbers."""
+    refuse_twice({}, set_)
     from smoothcert.papers.tables import paper_table
 
     for table in tables:
