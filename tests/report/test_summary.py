@@ -158,19 +158,30 @@ def test_too_few_votes_certify_nothing() -> None:
 @pytest.mark.parametrize(
     ("reach", "expected"),
     [
-        (0.0, [0.0]),
+        (0.0, [0.0, 0.01]),
         (0.9, [0.0, 0.25, 0.5, 0.75]),
         (1.0, [0.0, 0.25, 0.5, 0.75, 1.0]),
         (2.99, [i / 4 for i in range(12)]),
         (3.0, [i / 2 for i in range(7)]),
         (5.99, [i / 2 for i in range(12)]),
         (6.0, [float(i) for i in range(7)]),
+        (0.239, [0.0, 0.05, 0.1, 0.15, 0.2]),
+        (0.1, [0.0, 0.02, 0.04, 0.06, 0.08, 0.1]),
+        (0.035, [0.0, 0.01, 0.02, 0.03]),
     ],
 )
 def test_default_radii(reach: float, expected: list[float]) -> None:
     wrong = image(1, 1, 2, 50.0)
     files = [as_file([image(0, 1, 1, 0.01)]), as_file([image(0, 1, 1, reach), wrong])]
-    assert default_radii(files) == (expected if reach else [0.0])
+    assert default_radii(files) == expected
+    assert default_radii([as_file([wrong])]) == [0.0]
+
+
+def test_radii_that_were_asked_for_are_columns() -> None:
+    """A file of --radii 0.1,0.4 answers these two questions; whole radii of another file need the usual columns."""
+    decided = replace(as_file([image(0, 1, 1, 0.4)]), settings={"radii": [0.1, 0.4]})
+    assert default_radii([decided]) == [0.0, 0.1, 0.4]
+    assert default_radii([decided, as_file([image(0, 1, 1, 0.6)])]) == [0.0, 0.1, 0.25, 0.4, 0.5]
 
 
 def test_no_rows_are_refused() -> None:

@@ -29,6 +29,8 @@ from smoothcert.report.protocol import (
 from smoothcert.smoothing.certificate import ABSTAIN
 
 MAX_RADII = 12
+FINE_STEPS = (0.05, 0.02, 0.01)
+"""Between radii below 0.25, which small sigmas and few votes give."""
 LIMITED = 0.1
 """From this share of images at the largest radius on, the report says that n limits the result."""
 NORMAL_95 = float(ndtri(0.975))
@@ -274,9 +276,15 @@ def implied_l_infinity(summary: Summary) -> float | None:
 
 
 def default_radii(files: Sequence[CertificatesFile]) -> list[float]:
-    """0, 0.25, 0.5, ... up to the largest radius that counts in any file; the step doubles until 12 radii suffice."""
-    reach = max((float(file.columns.counted_radii.max(initial=0.0)) for file in files), default=0.0)
-    step = 0.25
+    """0, the radii that files were asked for, and for the other files 0.25, 0.5, ... up to their largest that counts.
+
+    The step doubles until 12 of these radii suffice; it is smaller if not even 0.25 counts.
+    """
+    asked = {float(radius) for file in files for radius in file.settings.get("radii") or ()}
+    others = [file for file in files if not file.settings.get("radii")]
+    reach = max((float(file.columns.counted_radii.max(initial=0.0)) for file in others), default=0.0)
+    step = 0.25 if reach >= 0.25 else next((fine for fine in FINE_STEPS if 3 * fine <= reach), FINE_STEPS[-1])
     while reach // step + 1 > MAX_RADII:
         step *= 2
-    return [i * step for i in range(int(reach // step) + 1)]
+    grid = (round(i * step, 2) for i in range(MAX_RADII))
+    return sorted({radius for radius in grid if radius <= reach} | asked)
