@@ -110,6 +110,9 @@ def test_papers_lists_every_table_and_prints_one(run_cli: Cli, monkeypatch: pyte
     code, out, _ = run_cli("papers")
     assert code == 0
     assert all(f" {name} " in out for name in paper_table_names())
+    cells = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if " │ " in line]
+    compared = {name: varied for _, name, *_, varied, _ in cells}
+    assert (compared["smoothmix/table6"], compared["consistency/supp-table4"]) == ("eta", "loss, lambda")
     monkeypatch.setattr(console, "_width", 200)
     code, out, _ = run_cli("papers", "smoothmix/table6")
     assert code == 0

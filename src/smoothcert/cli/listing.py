@@ -1,5 +1,6 @@
 """`smoothcert presets`, `papers`, `datasets`, `models` and `objectives`: lists with one line per entry."""
 
+from itertools import takewhile
 from operator import itemgetter
 from typing import Annotated
 
@@ -51,11 +52,13 @@ def papers(
         ]
         console.print(layout.terminal(layout.layout_of(columns, [rows]), console.width))
         return
-    listed = Table("table", "data set", "rows", "sigma")
+    listed = Table(*(Column(title, no_wrap=True) for title in ("table", "data set", "rows", "sigma")), "compares")
     for name in paper_table_names():
         rows = paper_table(name)
         sigmas = sorted({float(row["sigma"]) for row in rows if row.get("sigma")})
-        listed.add_row(name, dataset_of(name), str(len(rows)), " / ".join(f"{sigma:g}" for sigma in sigmas) or "-")
+        compared = ", ".join(t for t in takewhile(lambda title: not title.startswith("acr"), rows[0]) if t != "sigma")
+        levels = " / ".join(f"{sigma:g}" for sigma in sigmas) or "-"
+        listed.add_row(name, dataset_of(name), str(len(rows)), levels, compared)
     console.print(listed)
     console.print(f"next: {command_line('papers', 'smoothmix/table2')}")
 
