@@ -64,6 +64,8 @@ def check_run_folder(folder: Path) -> None:
     if not (folder / MODEL).exists() and not (folder / RECIPE).exists():
         inside = ", ".join(map(str, _runs_below(folder)[:3]))
         hint = f"give one of the runs in it, such as {inside}" if inside else "give another"
+        if (folder / CERTIFICATES).is_dir():
+            hint = "it holds certificates only: in its place give --model FILE.py:function (or --hub NAME) and --sigma"
         raise RequestError(f"{folder}: expected a run folder, got one without {RECIPE} and {MODEL}; {hint}")
     if not (folder / MODEL).exists():
         raise RequestError(
