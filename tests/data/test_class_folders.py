@@ -37,6 +37,8 @@ def test_class_folders_serve_both_splits(tmp_path: Path) -> None:
         for place, number in enumerate([1, 0, 2]):
             expected = np.asarray(photograph(number, 20, 12)).transpose(2, 0, 1)
             np.testing.assert_array_equal(data.images[place].numpy(), expected)
+        assert data.file_names == ("ant/a.PNG", "ant/b.png", "bee/c.bmp", "cat/d.webp")
+        assert data.subset(torch.tensor([3, 1])).file_names == ("cat/d.webp", "ant/b.png")
 
 
 @pytest.mark.parametrize("test_folder", ["test", "val"])
@@ -186,6 +188,7 @@ def test_unreadable_files_can_be_skipped(tmp_path: Path, in_memory: int) -> None
     expected = [np.asarray(photograph(number, 60, 40)).transpose(2, 0, 1) for number in (0, 2)]
     pixels = data.batch(torch.arange(2))[0] * 255
     np.testing.assert_array_equal(pixels.round().numpy(), np.stack(expected))
+    assert data.file_names == ("ant/a.png", "bee/b.png"), "so that a row of certificates leads to its file"
     (note,) = data.notes
     assert f"{tmp_path}: 2 of 4 files are skipped: ant/cut.png (expected a whole image" in note
     assert "bee/z.png (" in note

@@ -80,7 +80,9 @@ def load_folder(
         "class_names": tuple(classes),
         "notes": (*skipped, *_notes(files, heads, classes, decoder.channels), *_enlarged(files, heads, image_size)),
     }
-    return ImageData(images=images, **about) if in_memory else ImageFiles(files=files, decoder=decoder, **about)
+    if in_memory:
+        return ImageData(images=images, file_names=files.relative(), **about)
+    return ImageFiles(files=files, decoder=decoder, **about)
 
 
 def _split_folder(path: Path, split: Split) -> tuple[Path, list[str]]:

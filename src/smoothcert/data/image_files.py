@@ -38,6 +38,10 @@ class FileList:
     def __getitem__(self, index: int) -> Path:
         return self.root / os.fsdecode(bytes(self.names[index]))
 
+    def relative(self) -> tuple[str, ...]:
+        """The names below the folder, such as "cat/12.png"."""
+        return tuple(os.fsdecode(bytes(name)) for name in self.names)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ImageFiles(StreamedImages):
@@ -55,6 +59,11 @@ class ImageFiles(StreamedImages):
     def shape(self) -> tuple[int, int, int]:
         """The shape (c, h, w) of one image in a batch."""
         return self.decoder.shape
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The file of each image, such as "cat/12.png"."""
+        return self.files.relative()
 
     def read(self, index: int, seed: int | None) -> Tensor:
         """See `StreamedImages.read`."""

@@ -42,6 +42,8 @@ class ImageData(Dataset[tuple[Tensor, int]]):
     """Notes for the user about how the files were read, one line each."""
     relabelled: bool = field(default=False, repr=False)
     """Whether labels are positions in a list of classes that a user gave (see `with_classes`)."""
+    file_names: tuple[str, ...] | None = field(default=None, repr=False)
+    """The file of each image, such as "cat/12.png", if the data come from a folder of images."""
 
     def __post_init__(self) -> None:
         title = f"data set {self.name!r}, split {self.split!r}"
@@ -101,7 +103,8 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         """The images and labels at `indices` (int64 [m]), in that order, which are numbered from 0."""
         indices = indices.to(self.images.device)
         images, labels = (values.index_select(0, indices) for values in (self.images, self.labels))
-        return replace(self, images=images, labels=labels, split=f"part of {self.split}")
+        names = None if self.file_names is None else tuple(self.file_names[index] for index in indices.tolist())
+        return replace(self, images=images, labels=labels, split=f"part of {self.split}", file_names=names)
 
     def digest(self) -> str:
         """SHA-256 of shape, labels and pixels, in order."""
