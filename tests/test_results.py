@@ -395,7 +395,7 @@ def published_radii(name: str) -> dict[int, float]:
 def lower_bounds(n: int) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of votes above one half, and the lower bounds (Clopper-Pearson, alpha = 0.001) of their share."""
     votes = np.arange(n // 2, n + 1)
-    return votes, beta.ppf(0.001, votes, n + 1 - votes)
+    return votes, np.asarray(beta.ppf(0.001, votes, n + 1 - votes))
 
 
 @cache
