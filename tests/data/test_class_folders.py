@@ -1,5 +1,6 @@
 """Class folders of users, the names that `load_dataset` accepts, and class names."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,16 @@ def bad_folders(root: Path) -> dict[str, tuple[Path, str]]:
         "no test": (train_only, "expected test or val with class folders, got train alone"),
         "extra class": (extra, "expected the classes of the training folder alone, got b"),
     }
+
+
+def test_a_relative_path_that_does_not_exist_is_reported_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data of a run that was trained in another folder, for instance: `folder:data` is then somewhere else."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder:data", "npz:data"):
+        with pytest.raises(RequestError, match=re.escape(f"got nothing at {tmp_path / 'data'}; give ")):
+            load_dataset(name, "test")
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def check_dataset(name: str | None) -> None:
     kind, _, path = (name or "").partition(":")
     wanted = {"folder": "a folder", "npz": "a file"}.get(kind)
     if wanted and path and not path.startswith("~") and not Path(path).exists():
-        raise RequestError(f"{name}: expected {wanted}, got none; give a path that exists")
+        raise RequestError(f"{name}: expected {wanted}, got nothing at {Path(path).absolute()}; give its path")
 
 
 def check_name(name: str) -> None:

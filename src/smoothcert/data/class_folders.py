@@ -89,7 +89,10 @@ def _split_folder(path: Path, split: Split) -> tuple[Path, list[str]]:
     """The folder with the class folders of `split`, and all classes."""
     if not path.is_dir():
         found = "a file" if path.exists() else "nothing"
-        raise RequestError(f"folder:{path}: expected a folder, got {found} there; give one with a folder per class")
+        raise RequestError(
+            f"folder:{path}: expected a folder, got {found} at {path.absolute()}; give the path of one with a folder "
+            "per class"
+        )
     # A folder called train is a split only if it contains folders: it may be the class of railway trains.
     splits = {name: subfolders(path / name) for names in SPLIT_FOLDERS.values() for name in names}
     if not any(splits.values()):

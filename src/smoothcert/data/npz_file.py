@@ -78,7 +78,7 @@ def _arrays(path: Path, split: Split) -> tuple[dict[str, NDArray[Any]], str]:
     """The images of `split`, all labels and the class names, by name; and the prefix of the names of a split."""
     check_regular_file(path)
     if not path.exists():
-        raise RequestError(f"npz:{path}: expected a file, got nothing there")
+        raise RequestError(f"npz:{path}: expected a file, got nothing at {path.absolute()}; give its path")
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name.removesuffix(".npy"): name for name in archive.namelist()}
