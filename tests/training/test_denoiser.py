@@ -49,6 +49,10 @@ def test_the_denoiser_starts_as_the_identity_and_keeps_every_size(size: tuple[in
     nn.init.normal_(network.tail.weight)
     assert network(noisy).shape == noisy.shape
     assert not torch.equal(network(noisy), noisy)
+    # Other sizes than multiples of 4: as if the last row and column were repeated.
+    rows, columns = (torch.arange(-(-length // 4) * 4).clamp(max=length - 1) for length in size)
+    larger = network(noisy[..., rows, :][..., columns])
+    torch.testing.assert_close(network(noisy), larger[..., : size[0], : size[1]])
 
 
 def test_only_networks_of_known_layers_are_captured_behind_a_denoiser() -> None:
