@@ -175,11 +175,20 @@ def test_resnets_have_the_parameter_names_of_released_checkpoints() -> None:
     assert len(names) == 320  # as in torchvision's state dict
 
 
-def test_cifar_convolutions_start_at_their_published_scale() -> None:
-    """By the number of outputs: 64 of this layer, which has 32 inputs."""
+@pytest.mark.parametrize(
+    ("name", "layer", "outputs"),
+    [
+        ("resnet20", "layer3.0.conv1", 9 * 64),
+        ("densenet40", "dense3.5.conv2", 9 * 12),
+        ("resnet50", "layer1.0.conv3", 256),
+    ],
+)
+def test_convolutions_start_at_their_published_scale(name: str, layer: str, outputs: int) -> None:
+    """By the kernel size times the number of outputs, which is not that of inputs in these layers."""
     torch.manual_seed(0)
-    weight = build_model("resnet20", (3, 32, 32), 10).layer3[0].conv1.weight.detach()
-    assert float(weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+    weight = MODELS[name].build(10).get_parameter(f"{layer}.weight").detach()
+    assert weight.shape[0] != weight.shape[1]
+    assert float(weight.std()) == pytest.approx((2 / outputs) ** 0.5, rel=0.02)
 
 
 def test_normalisation_does_not_repeat_a_grey_channel() -> None:
