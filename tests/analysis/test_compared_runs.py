@@ -1,6 +1,7 @@
 """What is compared must be comparable: the same images, the same noise; and what is smoothed is a mean."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,6 +135,15 @@ def test_adversarial_examples_are_the_last_iterates(half_spaces: Subjects, monke
     images, labels = half_spaces.images([0, 1, 3])
     noise = torch.cat(list(half_spaces.noise_blocks([0, 1, 3], 8, 5, "select")))
     *_, expected = smoothed_pgd(run.classifier, images, labels, noise, steps=2, step_size=0.4)
+    seen: list[torch.Tensor] = []
+
+    def recorded(classifier: Any, images: Any, labels: Any, noise: torch.Tensor, **options: Any) -> Any:
+        seen.append(noise)
+        return smoothed_pgd(classifier, images, labels, noise, **options)
+
+    monkeypatch.setattr("smoothcert.analysis.compared_runs.smoothed_pgd", recorded)
     monkeypatch.setattr("smoothcert.analysis.compared_runs.GRADIENT_BATCH", 16)  # two images at once
     found = adversarial_examples(half_spaces, run, [0, 1, 3], attack, 5)
     torch.testing.assert_close(found, expected)
+    # The gradient of a half-space does not depend on the noise, which must not be that of the evaluation.
+    assert torch.equal(torch.cat(seen, dim=1), noise)
