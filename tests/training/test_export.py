@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import tiny_recipe
 
 import smoothcert as sc
 from smoothcert.certification.certificates import read_certificates
+from smoothcert.data import Normalization
 from smoothcert.errors import RequestError
-from smoothcert.training.checkpoint import MODEL, save_weights, tensors_digest
+from smoothcert.training.checkpoint import (
+    MODEL,
+    InputSpec,
+    Run,
+    new_model,
+    save_weights,
+    tensors_digest,
+    write_new_run,
+)
 from smoothcert.training.export import export_run
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -35,6 +45,26 @@ def test_weights_are_rounded_once_and_computed_in_float32(trained_run: Path, tmp
     assert "cast to float32" in record["stored"]
     assert (tmp_path / "half" / MODEL).stat().st_size < 0.51 * (trained_run / MODEL).stat().st_size
     assert (exported.recipe, exported.epoch) == (original.recipe, original.epoch)
+
+
+def test_mean_and_std_of_the_input_are_not_rounded(tmp_path: Path) -> None:
+    """Rounded, they would scale every image a little differently than in training."""
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+    spec = InputSpec((3, 32, 32), 10, Normalization(mean, std))
+    run = Run(
+        tmp_path / "run", tiny_recipe(dataset="cifar10", model="resnet20"), spec, new_model("resnet20", spec), 2, {}
+    )
+    write_new_run(run, run.model.state_dict())
+    exported = export_run(tmp_path / "run", tmp_path / "half")
+    stored = load_file(tmp_path / "half" / MODEL)
+    assert torch.equal(stored["0.mean"].flatten(), torch.tensor(mean))
+    assert torch.equal(stored["0.std"].flatten(), torch.tensor(std))
+    assert {name for name in stored if stored[name].dtype == torch.float16} == {
+        name for name, weight in run.model.named_parameters() if weight.ndim > 1
+    }
+    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    given, expected = (network.eval()(images).detach() for network in (exported.model, run.model))
+    assert torch.allclose(given, expected, rtol=0, atol=0.01 * float(expected.abs().max()))
 
 
 def test_the_command_makes_a_folder_that_certify_takes(run_cli: Cli, trained_run: Path, tmp_path: Path) -> None:

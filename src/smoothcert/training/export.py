@@ -26,14 +26,15 @@ def export_run(folder: str | Path, out: str | Path, *, code: str | None = None) 
     run, out = load_run(Path(folder), code), Path(out)
     refuse_existing_folder(out)
     weights = run.model.state_dict()
-    # Weights of convolutions and linear layers; biases and the numbers of batch norm stay float32.
-    rounded = [name for name, tensor in weights.items() if tensor.dtype == torch.float32 and tensor.ndim >= 2]
+    # Weights of convolutions and linear layers; biases, batch norm and the mean and std of the input stay float32.
+    parameters = run.model.named_parameters(remove_duplicate=False)
+    rounded = [name for name, tensor in parameters if tensor.dtype == torch.float32 and tensor.ndim >= 2]
     stored = {**weights, **{name: weights[name].half() for name in rounded}}
     if too_large := [name for name, tensor in stored.items() if not bool(tensor.isfinite().all())]:
         raise RequestError(f"{folder}: expected weights that float16 can hold, got larger ones in {too_large[0]}")
     change = max(float((weights[name] - stored[name].float()).abs().max()) for name in weights if weights[name].numel())
     rounding = {
-        "stored": "float16, cast to float32 when loaded; biases and batch norm in float32",
+        "stored": "float16, cast to float32 when loaded; biases, batch norm and normalisation in float32",
         "largest_change": change,
         ORIGINAL: tensors_digest(weights),
     }
