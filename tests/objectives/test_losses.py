@@ -243,6 +243,18 @@ def test_autocast_and_gradient_scaling(name: str) -> None:
     assert half.item() == pytest.approx(full.item(), rel=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_draw_of_catrs_stays_below_one_in_half_precision(dtype: torch.dtype) -> None:
+    """A model that is always wrong keeps one noise of each image, never all: there is no term of confident images."""
+    images, labels, noise, _ = batch(4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(images[0].numel(), CLASSES)).to(dtype)
+    wrong = nn.functional.one_hot((labels + 1) % CLASSES, CLASSES).repeat(4, 1).to(dtype) * 100
+    criterion = sc.losses.CatRs(sigma=SIGMA)
+    almost_one = torch.full((BATCH,), 1 - 2.0**-14)
+    criterion(lambda x: model(x) + wrong, images.to(dtype), labels, noise=noise.to(dtype), uniform=almost_one)
+    assert criterion.terms["high"] == 0 < criterion.terms["low"]
+
+
 @every_method
 def test_inputs_of_any_shape_and_models_in_eval_mode(name: str) -> None:
     """Rows of numbers through a plain callable, and a module in eval mode, whose batch statistics stay."""

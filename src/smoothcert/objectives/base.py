@@ -29,7 +29,7 @@ class Progress(NamedTuple):
     after_first_drop: Tensor
     """Scalar: 0 before the first learning-rate drop, 1 from it on."""
     uniform: Tensor
-    """[batch] draws from U[0, 1), one per image, for methods that need more randomness than the noise."""
+    """[batch] draws from U[0, 1), in float32 at least, one per image, for methods that need more than the noise."""
     epoch: Tensor | None = None
     """Scalar: the epoch, counted from 0. None stands for a late one."""
     targets: Tensor | None = None

@@ -57,7 +57,7 @@ class CatRs(Objective):
         copies, batch = noisy_logits.shape[:2]
         every_label = labels.expand(copies, -1).flatten()
         losses = cross_entropy(noisy_logits.flatten(0, 1), every_label, reduction="none").view(copies, batch)
-        right = (noisy_logits.argmax(-1) == labels).to(losses).mean(0)
+        right = (noisy_logits.argmax(-1) == labels).to(uniform.dtype).mean(0)
         kept = binomial(right, copies, uniform)
         counted = torch.arange(copies, device=losses.device).unsqueeze(1) < kept
         low = torch.where(counted, losses.sort(dim=0).values, 0.0).sum(0).mean() / copies

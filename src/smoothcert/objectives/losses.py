@@ -169,7 +169,8 @@ class Loss(nn.Module):
         epoch = math.inf if self.epoch is None else self.epoch
         factor, dropped = warm_up(epoch), float(epoch >= (self.first_drop or 0))
         scalar = inputs.new_empty((), dtype=torch.promote_types(inputs.dtype, torch.float32))
-        factors = (scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(inputs.dtype))
+        # In 16 bits, draws close to 1 would become 1.
+        factors = (scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(scalar.dtype))
         progress = Progress(self.sigma, *factors, scalar.new_full((), epoch), targets, teacher)
         if not self.clipping_checked:  # once per module: the check waits for the device
             self.clipping_checked = True

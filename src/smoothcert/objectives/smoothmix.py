@@ -71,7 +71,7 @@ class SmoothMix(MovesNoise):
         average = probabilities(noisy_logits).mean(0)
 
         ratio = progress.uniform / 2
-        mixed_images = _between(clean, adversarial, ratio)
+        mixed_images = _between(clean, adversarial, ratio).to(images.dtype)
         mixed_target = _between(average, average.new_full((), 1 / average.shape[-1]), ratio)
         divergence = divergence_from_logits(mixed_target, logits_under_noise(classifier, mixed_images, noise))
         right = (average.argmax(-1) == labels).to(divergence)
