@@ -163,12 +163,32 @@ def test_wrong_settings_cost_one_line(dataset: TensorDataset, tmp_path: Path) ->
         ({}, "certify: sigma: missing; it must be given"),
         ({"sigma": 0.25, "n": 0}, "certify: n: expected at least 1, got 0"),
         ({"sigma": 0.25, "votes": 5}, "certify: votes: unknown key"),
+        ({"sigma": 1.1e6}, "certify: sigma: expected at most 1000000"),
+        ({"sigma": 0.25, "radius_loss": 1e300}, "certify: radius_loss: expected at most 1000000"),
         ({"sigma": 0.25, "skip": 0}, "certify: skip: expected at least 1"),
     ):
         with pytest.raises(sc.RequestError, match=message):
             sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", device="cpu", **fields)
     with pytest.raises(sc.RequestError, match=r"out: expected the path of a file .* \.tsv or \.tsv\.gz, got c\.json"):
         sc.certify_dataset(bright, dataset, "c.json", sigma=0.25, **FEW)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"sigma": sigma, "noise": noise} for sigma in (1e-300, 1e6) for noise in ("gaussian", "laplace", "uniform")),
+        *({"alpha": alpha, "bound": bound} for alpha in (1e-320, 1 - 1e-16) for bound in ("two-sided", "randomized")),
+        *({"radius_loss": loss} for loss in (1e-300, 1e6)),
+        {"radii": (1e-5, 5.0)},
+    ],
+)
+def test_extreme_settings_that_are_accepted_give_a_file_that_is_read(
+    dataset: TensorDataset, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    settings = {"sigma": 0.25, **FEW, **fields, "on_warning": lambda text: None}
+    first, again = (sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", **settings) for _ in range(2))
+    assert len(first) == 4
+    assert list(first) == list(again)
 
 
 def test_rows_of_other_versions_are_recorded(

@@ -116,7 +116,7 @@ def test_overrides_change_what_they_name() -> None:
         ("\ud800=1", "not YAML"),
         ("learning_rate_drops={a: 1, a: 2}", "expected each key once, got a 2 times"),
         ("learning_rate=1e308", "learning_rate: expected at most 1e+30, got 1e+308"),
-        ("sigma=1.0e+300", "sigma: expected at most 1e+30"),
+        ("sigma=1.0e+300", "sigma: expected at most 1000000, got 1e+300"),
         ("weight_decay=1.0e+300", "weight_decay: expected at most 1e+30"),
         ("seed=" + "9" * 30, "seed: expected less than 9223372036854775808"),
         (

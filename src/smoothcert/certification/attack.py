@@ -43,6 +43,7 @@ from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import top_two_p_value
 from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, class_from_votes
 from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, noise_block
+from smoothcert.training.choices import LARGEST_SIGMA
 from smoothcert.training.recipe import Recipe, parse_recipe
 
 INSIDE = 1 - 1e-6
@@ -54,7 +55,7 @@ RELATIVE_STEP = 2.5
 class AttackRecipe(Recipe):
     """What an attack depends on besides the model and the image."""
 
-    sigma: float = Field(gt=0, description="standard deviation of the noise")
+    sigma: float = Field(gt=0, le=LARGEST_SIGMA, description="standard deviation of the noise")
     radii: tuple[float, ...] = Field(description="L2 norms of the attacks, rising")
     steps: int = Field(20, ge=1, le=10**6, description="gradient steps of an attack")
     num_noise: int = Field(32, ge=1, description="noises that the gradient is averaged over")

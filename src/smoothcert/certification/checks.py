@@ -17,13 +17,11 @@ from smoothcert.noise import NOISES
 from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.cascade import cascade_radius
 from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, Certificate, certified_radius, largest_other
-from smoothcert.training.choices import Bound
+from smoothcert.training.choices import LARGEST_SIGMA, Bound
 
 if TYPE_CHECKING:
     from smoothcert.certification.columns import Columns
 
-LARGEST_SIGMA = 1e6
-"""Far above any useful noise level: images are in [0, 1]."""
 TOLERANCE = 1e-6
 """Relative excess of a stored radius over what its votes show that is tolerated: other versions round differently."""
 ONE_SIDED, TWO_SIDED, RANDOMIZED = BOUNDS = get_args(Bound)

@@ -21,7 +21,7 @@ from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, fitting_batch_size
-from smoothcert.training.choices import Bound, NoiseName
+from smoothcert.training.choices import LARGEST_SIGMA, Bound, NoiseName
 from smoothcert.training.recipe import Recipe, parse_recipe
 
 BATCHES_AT_ONCE = 20
@@ -34,7 +34,10 @@ class CertifySettings(Recipe):
     """All options of a certification. None and "auto" are filled in when it starts (see `completed`)."""
 
     sigma: float | None = Field(
-        default=None, gt=0, description="standard deviation of the noise; default: that of training"
+        default=None,
+        gt=0,
+        le=LARGEST_SIGMA,
+        description="standard deviation of the noise; default: that of training",
     )
     noise: NoiseName | None = Field(default=None, description="gaussian certifies in L2, laplace and uniform in L1")
     n0: int = Field(default=100, ge=1, le=MOST_VOTES, description="votes that choose the class")
@@ -55,7 +58,7 @@ class CertifySettings(Recipe):
         description="keep part of alpha for the full radius of images that reach n votes; default: with radii",
     )
     radius_loss: float | None = Field(
-        default=None, gt=0, description="radius, in sigmas, that may be given up for fewer votes"
+        default=None, gt=0, le=LARGEST_SIGMA, description="radius, in sigmas, that may be given up for fewer votes"
     )
     label_aware: bool = Field(default=False, description="no further votes for wrong images: for benchmarks only")
     sound: bool = Field(default=False, description="integer noise: certificates that hold in floating point too")
@@ -160,7 +163,7 @@ class CertifySettings(Recipe):
 class CertifyRecipe(CertifySettings):
     """Settings with nothing left open: what a certificate depends on besides the model and the image."""
 
-    sigma: float = Field(gt=0)
+    sigma: float = Field(gt=0, le=LARGEST_SIGMA)
     noise: NoiseName = "gaussian"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     hold_back: bool = False

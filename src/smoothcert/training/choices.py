@@ -1,4 +1,4 @@
-"""The choices that recipes and the command line share; importing them takes no time, so `--help` can show them."""
+"""Choices and limits of recipes and the command line; importing them takes no time, so `--help` can show them."""
 
 from typing import Literal
 
@@ -7,3 +7,5 @@ Compiling = Literal["auto", "always", "never"]
 InputLayer = Literal["normalize", "center", "none"]
 Tracker = Literal["tensorboard", "wandb"]
 NoiseName = Literal["gaussian", "laplace", "uniform"]
+LARGEST_SIGMA = 1e6
+"""Far above any useful noise level: images are in [0, 1]."""

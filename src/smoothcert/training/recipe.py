@@ -18,7 +18,7 @@ from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import BUILT_IN, OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
 from smoothcert.objectives.base import LATER_FIELDS as LATER_FIELDS_OF_OBJECTIVES
 from smoothcert.objectives.inner_attacks import MovesNoise
-from smoothcert.training.choices import InputLayer, NoiseName
+from smoothcert.training.choices import LARGEST_SIGMA, InputLayer, NoiseName
 from smoothcert.training.run_folder import stored_fields
 from smoothcert.training.sampler_settings import SAMPLERS, RadiusWeighted, Uniform
 
@@ -125,7 +125,9 @@ class TrainRecipe(Recipe):
         default=None, ge=1, le=10_000, description="for `folder:PATH`: side of the square images, at most 10,000"
     )
     model: str = Field(description="network: see `smoothcert models`, or package.module:function")
-    sigma: float = Field(gt=0, description="standard deviation of the noise, in pixels of [0, 1]; at most 1e30")
+    sigma: float = Field(
+        gt=0, le=LARGEST_SIGMA, description="standard deviation of the noise, in pixels of [0, 1]; at most 1e6"
+    )
     noise: NoiseName = Field(default="gaussian", description="gaussian certifies in L2, laplace and uniform in L1")
     objective: AnyObjective = Field(
         description="method, with its hyper-parameters: see `smoothcert objectives`, or package.module:Class"
@@ -232,7 +234,7 @@ class ImportRecipe(Recipe):
 
     dataset: str = Field(description="data set that it was trained on")
     model: str = Field(description="network: see `smoothcert models`, or package.module:function")
-    sigma: float = Field(gt=0, description="noise level that it was trained with")
+    sigma: float = Field(gt=0, le=LARGEST_SIGMA, description="noise level that it was trained with")
     input_layer: InputLayer = Field(description="the layer before the network")
     source: str = Field(description="name of the imported file")
     method: str = Field(default="imported", description="how it was trained: the name of the method in tables")
