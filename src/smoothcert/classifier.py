@@ -128,6 +128,14 @@ def logits_of(output: object) -> Tensor:
     )
 
 
+def channels_last(shape: Sequence[int]) -> bool:
+    """Whether `shape` is probably that of an image [h, w, c] instead of [c, h, w]."""
+    return len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3)
+
+
+CHANNELS_FIRST = "images [h, w, c] must be [c, h, w]: for a batch use images.permute(0, 3, 1, 2)"
+
+
 @contextmanager
 def failures_reported(name: str, shape: Sequence[int]) -> Iterator[None]:
     """Turn what the code of a classifier, called `name`, raises for inputs of `shape` into a RequestError."""
@@ -140,6 +148,8 @@ def failures_reported(name: str, shape: Sequence[int]) -> Iterator[None]:
     except (Exception, SystemExit) as error:  # a user's code may fail in any way
         problem = f"model: {name} fails on inputs of shape {list(shape)} ({named_error(error)})"
         advice = "give inputs of its shape (for folder:PATH, --image-size and --channels choose the shape)"
+        if channels_last(shape):
+            raise RequestError(f"{problem}; {CHANNELS_FIRST}") from error
         if re.search("half|bfloat16|double", str(error), re.IGNORECASE):
             advice = "let it cast inputs to the dtype of its weights: they are converted to the precision; try fp32"
         raise RequestError(f"{problem}; correct it, or {advice}") from error

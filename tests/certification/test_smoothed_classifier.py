@@ -57,10 +57,11 @@ def test_the_docstring_example_runs() -> None:
 IMAGES = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 BAD_INPUT = {
     "list": ([[0.5]], "expected a tensor .* use torch.as_tensor"),
+    "list of images": ([torch.zeros(1, 4, 4)], "got list; use torch.stack"),
     "array": (np.zeros((1, 1, 4, 4)), "got ndarray; use torch.as_tensor"),
     "loader": (DataLoader(TensorDataset(IMAGES)), "certify_loader for a DataLoader"),
     "one dimension": (torch.zeros(4), r"got shape \[4\]; add a batch dimension with x\[None\]"),
-    "bytes": (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), "divide bytes by 255"),
+    "bytes": (torch.zeros(1, 1, 4, 4, dtype=torch.uint8), r"divide bytes by 255: x.float\(\) / 255"),
     "empty": (torch.zeros(0, 1, 4, 4), "expected at least one"),
     "nan": (torch.full((1, 1, 4, 4), float("nan")), "NaN"),
 }
@@ -110,6 +111,18 @@ def test_wrong_classifiers_are_refused(case: str) -> None:
         with pytest.raises(RequestError, match=message) as caught:
             call(IMAGES)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_channels_last_are_refused_with_what_to_do(normalized: bool) -> None:
+    model = nn.Sequential(Normalize((0.5,) * 3, (0.2,) * 3), cnn()) if normalized else cnn()
+    images = IMAGES.permute(0, 2, 3, 1)
+    for call in (smoothed(model).certify, smoothed(model).predict, lambda x: next(smoothed(model).certify_loader([x]))):
+        for given in (images, images[:1]):
+            with pytest.raises(RequestError, match=r"use images\.permute\(0, 3, 1, 2\)") as caught:
+                call(given)
+            assert "\n" not in str(caught.value)
+    assert len(smoothed(model).certify(images.permute(0, 3, 1, 2), n=20)) == len(images)
 
 
 def test_a_path_of_a_run_in_place_of_its_model_is_refused() -> None:

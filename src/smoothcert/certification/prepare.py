@@ -15,7 +15,7 @@ from torch import Tensor
 
 from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.certification.settings import CertifyRecipe, CertifySettings, make_counter, make_rule
-from smoothcert.classifier import Classifier
+from smoothcert.classifier import Classifier, channels_last
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import has_batch_norm
 from smoothcert.noise import sigma_warning
@@ -123,7 +123,7 @@ def prepare(
             one = _prepared(smoothed, checked[None], options, device, seed, stored, optimize)
             return checked_inputs(x[None], strict=smoothed.strict), one
         except RequestError as second:
-            if str(second) == str(error):
+            if str(second) == str(error) or channels_last(x.shape):
                 raise
             raise RequestError(f"{error}; as one image: {second}") from error
 
@@ -159,13 +159,15 @@ def _prepared(
 def checked_inputs(x: object, *, strict: bool) -> Tensor:
     """`x` in float32 without a gradient, or a RequestError that says what to change."""
     if not isinstance(x, Tensor):
-        raise RequestError(
-            f"inputs: expected a tensor [n, ...], got {type(x).__name__}; use torch.as_tensor, or certify_loader "
-            "for a DataLoader"
-        )
+        advice = "use torch.as_tensor, or certify_loader for a DataLoader"
+        if isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x):
+            advice = "use torch.stack for a list of images"
+        raise RequestError(f"inputs: expected a tensor [n, ...], got {type(x).__name__}; {advice}")
     x = x.detach()
     if not x.is_floating_point():
-        raise RequestError(f"inputs: expected floats, images in [0, 1], got {x.dtype}; divide bytes by 255")
+        raise RequestError(
+            f"inputs: expected floats, images in [0, 1], got {x.dtype}; divide bytes by 255: x.float() / 255"
+        )
     if x.ndim < 2:
         raise RequestError(
             f"inputs: expected a batch [n, ...], got shape {list(x.shape)}; add a batch dimension with x[None]"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
+from smoothcert.classifier import channels_last
 from smoothcert.data.datasets import Normalization
 from smoothcert.data.images import describe, labels_digest, labels_from, spread
 from smoothcert.data.streamed_images import StreamedImages
@@ -170,7 +171,7 @@ def _checked_image(image: object, index: int) -> Tensor:
     image = image.detach().cpu()
     if image.ndim != 3 or 0 in image.shape:
         raise RequestError(f"dataset item {index}: expected an image [c, h, w], got {describe(image)}; reshape it")
-    if image.shape[2] in (1, 3) and image.shape[0] not in (1, 3):
+    if channels_last(image.shape):
         raise RequestError(
             f"dataset item {index}: expected an image [c, h, w], got {describe(image)}, which looks like [h, w, c]; "
             "use permute(2, 0, 1)"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from smoothcert.classifier import CHANNELS_FIRST, channels_last
 from smoothcert.errors import RequestError
 
 
@@ -21,8 +22,10 @@ class Normalize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[1] != self.mean.shape[1] and self.mean.shape[1] > 1:  # torch would repeat one channel
+            shape, channels = list(images.shape[1:]), self.mean.shape[1]
+            advice = f"read them so: --channels {channels} (Python: load_dataset(..., channels={channels}))"
             raise RequestError(
-                f"model: expected images with {self.mean.shape[1]} channels, as many as its Normalize layer has, got "
-                f"{list(images.shape[1:])}; read them so: --channels {self.mean.shape[1]} (Python: channels=)"
+                f"model: expected images with {channels} channels, as many as its Normalize layer has, got {shape}; "
+                + (CHANNELS_FIRST if channels_last(shape) else advice)
             )
         return (images - self.mean) / self.std
