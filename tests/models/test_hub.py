@@ -210,16 +210,26 @@ def test_what_cannot_be_loaded_is_one_line(vit: Path, tmp_path: Path, monkeypatc
     remote = {"auto_map": {"AutoModelForImageClassification": "evil.Model", "AutoConfig": "evil.Config"}}
     code = broken(vit, tmp_path / "code", **remote, model_type="evil")
     (code / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    unprocessed = broken(vit, tmp_path / "unprocessed")
+    (unprocessed / "preprocessor_config.json").unlink()
+    tokens = {"image_processor_type": "ImageGPTImageProcessor", "clusters": [[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]}
+    edge = with_processor(vit, tmp_path / "edge", size={"longest_edge": 16})
     for reference, message in (
         ("hf:nobody/nothing", r"hf:nobody/nothing: .*got none; download it once with `hf download nobody/nothing`"),
         ("timm", "expected hf:NAME, hf:FOLDER, timm:NAME or timm:FOLDER, got timm"),
         (f"hf:{tmp_path / 'absent'}", "got neither"),
-        (f"hf:{tmp_path}", r"got one without config\.json"),
+        (f"hf:{tmp_path}", r"got one without config\.json; save the network with model\.save_pretrained"),
+        (f"hf:{unprocessed}", r"expected preprocessor_config\.json, .*; save it there with processor\.save_pretrained"),
+        (
+            f"hf:{with_processor(vit, tmp_path / 'gpt', **tokens)}",
+            r"expected pixels, got input_ids of ImageGPT.*--model",
+        ),
+        (f"hf:{edge}", r"got \{'longest_edge': 16\}; load it in a function of your own \(--model FILE\.py:function\)"),
         (f"hf:{pickled}", r"got one without model\.safetensors"),
         (f"hf:{headless}", r"got a file without classifier\.bias, classifier\.weight"),
         (f"hf:{padded}", "got do_pad as well"),
         (f"hf:{code}", "expected an image classifier that the installed transformers can load"),
-        (f"hf:{broken(vit, tmp_path / 'bert', model_type='bert')}", "expected an image classifier"),
+        (f"hf:{broken(vit, tmp_path / 'bert', model_type='bert')}", "expected an image classifier, got bert"),
     ):
         with pytest.raises(RequestError, match=message) as caught:
             load_hub(reference)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from smoothcert.classifier import logits_of
 from smoothcert.errors import RequestError
 from smoothcert.io.text import error_line, one_line
-from smoothcert.models.preprocessing import Preprocess, Preprocessing
+from smoothcert.models.preprocessing import OWN_FUNCTION, Preprocess, Preprocessing
 
 WEIGHTS = "model.safetensors"
 LIBRARIES = {"hf": "transformers", "timm": "timm"}
@@ -74,7 +74,7 @@ def load_hub(reference: str) -> HubClassifier:
     except Exception as error:  # the libraries raise many kinds
         raise RequestError(
             f"{reference}: expected an image classifier that the installed {LIBRARIES[kind]} can load, "
-            f"got a failure ({error_line(error)}); update the package or give another classifier"
+            f"got a failure ({error_line(error)}); update the package, {OWN_FUNCTION}"
         ) from error
     return model.eval()
 
@@ -85,10 +85,19 @@ def _from_transformers(name: str, folder: Path | None) -> HubClassifier:
     source = str(folder or name)
     options = {"local_files_only": True, "trust_remote_code": False}
     with _quiet(transformers):
+        config = transformers.AutoConfig.from_pretrained(source, **options)
+        if type(config) not in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+            raise RequestError(f"expected an image classifier, got {config.model_type}; give another network")
         network, info = transformers.AutoModelForImageClassification.from_pretrained(
             source, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
         )
-        processor = transformers.AutoImageProcessor.from_pretrained(source, **options)
+        try:
+            processor = transformers.AutoImageProcessor.from_pretrained(source, **options)
+        except OSError as error:
+            raise RequestError(
+                f"expected preprocessor_config.json, the preprocessing of images, next to the weights, got none that "
+                f"can be read ({error_line(error, 80)}); save it there with processor.save_pretrained(FOLDER)"
+            ) from error
     if missing := sorted(info["missing_keys"]):
         raise RequestError(
             f"expected the weights of a trained classifier, got a file without {', '.join(missing[:3])}; give one that "
@@ -112,12 +121,16 @@ def _compare(steps: Preprocessing, processor: Any) -> None:
     height, width = (61, 48) if steps.crop is None else (steps.crop[0] + 23, steps.crop[1] + 10)
     corners = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
     pixels = np.array(Image.fromarray(corners).resize((width, height), Image.Resampling.BICUBIC))
-    expected = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+    inputs = processor(Image.fromarray(pixels), return_tensors="pt")
+    if "pixel_values" not in inputs:
+        given = ", ".join(inputs)
+        raise RequestError(f"preprocessing: expected pixels, got {given} of {type(processor).__name__}; {OWN_FUNCTION}")
+    expected = inputs["pixel_values"]
     given = Preprocess(steps)(torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255)
     if given.shape != expected.shape or (given - expected).abs().mean() > LARGEST_DIFFERENCE * expected.std():
         raise RequestError(
             f"preprocessing: expected scaling, cropping and normalisation, got {type(processor).__name__}, which gives "
-            "other pixels; give another classifier"
+            f"other pixels; {OWN_FUNCTION}"
         )
 
 
@@ -140,7 +153,10 @@ def _refuse_absent(name: str, folder: Path | None, repository: str) -> Path:
     if folder is not None:
         for needed in ("config.json", WEIGHTS):
             if not (folder / needed).is_file() and not (folder / f"{needed}.index.json").is_file():
-                raise RequestError(f"expected a folder with config.json and {WEIGHTS}, got one without {needed}")
+                raise RequestError(
+                    f"expected a folder with config.json and {WEIGHTS}, got one without {needed}; save the "
+                    "network with model.save_pretrained(FOLDER)"
+                )
         return folder / WEIGHTS
     hub = _imported("huggingface_hub")
     paths: list[object] = []

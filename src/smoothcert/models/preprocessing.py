@@ -14,6 +14,7 @@ from smoothcert.errors import RequestError
 PILLOW_FILTERS = {0: "nearest-exact", 1: "bicubic", 2: "bilinear", 3: "bicubic", 4: "bilinear", 5: "bilinear"}
 """Pillow's number of a filter -> the mode of torch; Lanczos, which torch lacks, becomes bicubic."""
 UNSUPPORTED = ("do_pad", "do_thumbnail", "do_crop_margin", "do_affine_transform", "do_image_splitting", "do_grayscale")
+OWN_FUNCTION = "load it in a function of your own (--model FILE.py:function), or give another classifier"
 WARPED_FROM = 384
 """ConvNeXT's processor scales both sides, without a crop, from this size on."""
 
@@ -41,12 +42,16 @@ class Preprocessing:
         if "data_config" in fields:  # of a network of timm
             return cls.of_timm(fields["data_config"])
         if steps := [step for step in UNSUPPORTED if fields.get(step)]:
-            raise RequestError(f"preprocessing: expected scaling, cropping and normalisation, got {steps[0]} as well")
+            raise RequestError(
+                f"preprocessing: expected scaling, cropping and normalisation, got {steps[0]} as well; {OWN_FUNCTION}"
+            )
         size = fields.get("size") if fields.get("do_resize") else None
         crop: tuple[int, int] | None = None
         target: tuple[int, int] | int | None = _height_and_width(size) or _shorter_side(size)
         if size is not None and target is None:
-            raise RequestError(f"preprocessing: expected a size of height and width or a shortest edge, got {size}")
+            raise RequestError(
+                f"preprocessing: expected a size of height and width or a shortest edge, got {size}; {OWN_FUNCTION}"
+            )
         if "crop_pct" in fields and isinstance(target, int):
             if target >= WARPED_FROM and not fields.get("do_center_crop"):
                 target = (target, target)
