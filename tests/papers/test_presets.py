@@ -153,6 +153,9 @@ def test_our_recipes_are_those_that_were_measured() -> None:
         assert load_train_recipe(RESULTS / f"beyond/mnist-best-{sigma}/recipe.yaml") == preset("mnist/best", sigma)
         measured = load_train_recipe(RESULTS / f"beyond/mnist-attacked-noise-{sigma}/recipe.yaml")
         assert measured == with_overrides(preset("mnist/attacked-noise", sigma), ["seed=2"])
+        for dataset in ("mnist", "cifar10"):
+            measured = load_train_recipe(RESULTS / f"beyond/{dataset}-distilled-{sigma}/recipe.yaml")
+            assert measured == preset(f"{dataset}/distillation-finetune", sigma)
 
 
 def test_best_recipe_for_mnist_has_the_objective_with_the_largest_published_acr_of_smoothmix() -> None:
@@ -226,7 +229,11 @@ def test_preset_trains_two_steps(name: str, tmp_path: Path) -> None:
         recipe,
         ImageData(images, labels, 10, recipe.dataset, "train", spec.normalization),
         tmp_path / "run",
-        classifier=LeNet(10) if name == "mnist/distillation" else CifarResNet(8, 10) if "distill" in name else None,
+        classifier=LeNet(10)
+        if name.startswith("mnist/distillation")
+        else CifarResNet(8, 10)
+        if "distill" in name
+        else None,
         device="cpu",
     )
     run = load_run(tmp_path / "run")

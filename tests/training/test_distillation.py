@@ -150,6 +150,15 @@ def test_an_ensemble_with_consensus_is_another_teacher(tmp_path: Path, tiny_data
         train(student(epochs=1), tiny_data, out, device="cpu", classifier=Ensemble(members, 2), resume=True)
 
 
+def test_a_preset_for_random_weights_names_the_one_for_trained_weights(run_cli: Any, tmp_path: Path) -> None:
+    options = ("--dataset", "mnist-sample", "--init", tmp_path / "absent", "--out", tmp_path / "run")
+    note = "mnist/distillation has the learning rates for random weights; with --init give mnist/distillation-finetune"
+    for name, printed in (("mnist/distillation", True), ("mnist/distillation-finetune", False)):
+        code, out, _ = run_cli("train", "--preset", name, *options)
+        assert (code, note in out) == (2, printed)
+    assert "random weights" not in run_cli("train", "--preset", "mnist/distillation", *options[:2], *options[4:])[1]
+
+
 def test_an_objective_derived_from_distillation_has_the_teacher(tmp_path: Path, tiny_data: ImageData) -> None:
     """Half of the loss at twice the rate are the same steps, if nothing else acts on the weights."""
     own, out = {"objective": Halved(), "learning_rate": 0.02}, tmp_path / "own"

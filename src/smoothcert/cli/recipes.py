@@ -91,6 +91,7 @@ def choose_recipe(
     the images, and on whether training starts from `trained` weights. A recipe of a run that is `continued` may be of
     an earlier version. Defaults that were chosen are printed unless `silent`.
     """
+    from smoothcert.papers.presets import FINETUNE, PRESETS
     from smoothcert.papers.presets import preset as find_preset
     from smoothcert.training.recipe import load_run_recipe, load_train_recipe, with_overrides
     from smoothcert.training.user_objective import load_objective, refuse_objective_code
@@ -109,12 +110,15 @@ def choose_recipe(
     # JSON is YAML: a path may contain " #".
     overrides = [*(f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None), *changes]
     final, changed = with_overrides(chosen, overrides), {text.partition("=")[0] for text in overrides}
+    from smoothcert.report.progress import print_note  # imports matplotlib, which a wrong name must not wait for
+
     if options.preset is None and file is None and not silent:
-        from smoothcert.report.progress import print_note
         from smoothcert.training.default_recipe import describe_choices
 
         choices = describe_choices(chosen, final, trained=trained)
         print_note(console, f"defaults without a preset: {choices}; --set changes them")
+    if trained and (better := f"{options.preset}{FINETUNE}") in PRESETS:
+        print_note(console, f"{options.preset} has the learning rates for random weights; with --init give {better}")
     check_dataset(final.dataset)
     if file is not None and "dataset" not in changed:
         refuse_data_code(file, final.dataset)

@@ -29,6 +29,8 @@ from smoothcert.papers.tables import published_acr
 from smoothcert.training.recipe import TrainRecipe, parse_recipe
 
 DEFAULT_SIGMA = 0.5
+FINETUNE = "-finetune"
+"""How the name of a preset ends whose schedule is for trained weights (`train --init`)."""
 # The protocol that all methods of a data set share. The published runs lower the learning rate one epoch later than
 # the papers say.
 _FIELDS = ("model", "epochs", "batch_size", "learning_rate", "learning_rate_drops")
@@ -161,8 +163,10 @@ PRESETS: dict[str, Preset] = {
         *("mnist", SmoothMix, "SmoothMix (eta=1) + one-step adversary"),
         {"steps": MNIST_STEPS_ETA1, "eta": 1, "one_step": True},
     ),
-    # One network that learns from several: give them with --teacher.
+    # One network that learns from several: give them with --teacher. It starts from random weights, or with --init from
+    # one of them, which needs fewer epochs and a lower rate.
     "mnist/distillation": method_preset("mnist", Distillation, None, protocol=MNIST_COSINE),
+    f"mnist/distillation{FINETUNE}": method_preset("mnist", Distillation, None, protocol=COSINE | {"epochs": 50}),
     # The weight is published for sigma 0.25 only.
     "mnist/catrs": method_preset(
         *("mnist", CatRs, "CAT-RS", {"weight": 1.0}, "later/mnist"),
@@ -188,8 +192,11 @@ PRESETS: dict[str, Preset] = {
     "cifar10/consistency-cosine": method_preset(
         "cifar10", Consistency, None, CIFAR10_CONSISTENCY, protocol=CIFAR10_COSINE
     ),
-    # One network that learns from several: give them with --teacher.
     "cifar10/distillation": method_preset("cifar10", Distillation, None, protocol=CIFAR10_COSINE),
+    f"cifar10/distillation{FINETUNE}": method_preset(
+        *("cifar10", Distillation, None),
+        protocol=COSINE | {"epochs": 40, "learning_rate": 0.01, "learning_rate_warm_up": 2},
+    ),
     # As in the released certificates. The printed rows have other weights and an earlier form of the entropy, and
     # cannot be compared.
     "cifar10/smoothadv-consistency": method_preset(
