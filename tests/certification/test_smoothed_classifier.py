@@ -127,7 +127,7 @@ def test_channels_last_are_refused_with_what_to_do(normalized: bool) -> None:
 
 def test_a_path_of_a_run_in_place_of_its_model_is_refused() -> None:
     with pytest.raises(
-        RequestError, match=r"expected a callable on batches, got str; give a model, for a run load\(RUN\)"
+        RequestError, match=r"expected a callable on batches, got str; give a model, such as load\(RUN\)"
     ):
         sc.SmoothedClassifier("runs/a", sigma=0.5)  # type: ignore[arg-type]
 

@@ -188,7 +188,7 @@ def test_accuracy_of_a_network_from_elsewhere_is_shown(run_cli: Cli, workplace: 
     accuracy = read_certificates(workplace / "runs/c/certificates/test-n50.tsv").provenance["accuracy"]
     shown = f"note: clean accuracy {accuracy['clean']:.0%}, under noise {accuracy['noisy']:.0%} (4 images)"
     assert shown in out.splitlines()
-    assert "note: weights: as nets_for_cli_test:small returns them, without --init" in out.splitlines()
+    assert "note: no --init: the weights are those that nets_for_cli_test:small returns" in out.splitlines()
 
 
 def test_another_model_than_that_of_the_run_is_refused(run_cli: Cli, run: Path) -> None:

@@ -184,7 +184,7 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     (place / "names.txt").write_text("dark\nbright\nneither\n")
     asked = ("predict", "--model", "nets.py:brightness", "--sigma", 0.25, "--classes", "names.txt", "--n", "1k")
     code, out, err = run_cli(*asked, "dark.png", "bright.png", "--device", "cpu", "--format", "json")
-    assert (code, err) == (0, "note: weights: as nets.py:brightness returns them, without --init\n")
+    assert (code, err) == (0, "note: no --init: the weights are those that nets.py:brightness returns\n")
     result = json.loads(out)
     ceiling = 0.25 * norm.isf(beta.ppf(0.999, 1, 1000))
     assert result["largest_radius"] == pytest.approx(ceiling)

@@ -15,8 +15,8 @@ from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
 
 Function = Callable[[Tensor], Tensor]
 ROWS = "depend on one input alone"
-DRAWS = "random numbers of its own for each input"
-PLACE = "in another place of the batch"
+DRAWS = "other random numbers for each input"
+PLACE = "its place in the batch"
 
 
 def hidden(*layers: nn.Module) -> Function:

@@ -243,7 +243,7 @@ def test_train_denoiser_makes_a_run_and_prints_the_next_command(
     assert status == 0, error
     status, output, error = run_cli(*other[:-3], tmp_path / "third", *other[-2:])
     assert status == 0, error
-    assert f"note: weights: as {other[-1]} returns them, without --init" in output
+    assert f"note: no --init: the weights are those that {other[-1]} returns" in output
     status, output, _ = run_cli(*words[:-1], tmp_path / "alone")
     assert (status, "next: " in output) == (0, False)
     assert f"in front of a classifier RUN: smoothcert certify RUN --denoiser {tmp_path / 'alone'}" in output

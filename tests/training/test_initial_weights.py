@@ -165,7 +165,7 @@ def test_killed_before_the_first_epoch_resumes_from_the_initial_weights(
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
     assert resumed.provenance["init"] == whole.provenance["init"]
     other = shutil.copytree(tmp_path / "whole", tmp_path / "other")
-    with pytest.raises(RequestError, match=r"started from model\.safetensors, the request is from other weights"):
+    with pytest.raises(RequestError, match=r"started from model\.safetensors, --init gives other weights"):
         train(recipe, tiny_data, tmp_path / "cut", init=other, device="cpu", resume=True)
 
 
@@ -236,5 +236,5 @@ def test_a_run_that_started_from_other_weights_of_the_same_file_is_not_continued
     recorded = {"file": "a.pth", "sha256": "1", "key": "state_dict_ema"}
     for wanted in ({"init": recorded}, {}):
         refuse_other_origin(tmp_path, {"init": recorded}, wanted, finished=False)
-    with pytest.raises(RequestError, match=r"started from a\.pth, the request is from other weights"):
+    with pytest.raises(RequestError, match=r"started from a\.pth, --init gives other weights"):
         refuse_other_origin(tmp_path, {"init": recorded}, {"init": {"file": "a.pth", "sha256": "1"}}, finished=False)

@@ -272,7 +272,7 @@ def test_resume_refuses_changed_training_data(half: Path, tiny_data: ImageData) 
 )
 def test_state_with_wrong_types_is_refused(half: Path, tiny_data: ImageData, changes: dict[str, object]) -> None:
     changed_state(half, **changes)
-    match = r"state\.pt: damaged|state\.pt: expected at most|state\.pt is that of 2 epochs, .* holds 1|do not fit"
+    match = r"state\.pt: damaged|state\.pt: expected at most|state\.pt was saved after 2 epochs, .* holds 1|do not fit"
     refused_and_unchanged(half, tiny_data, match)
 
 
@@ -353,7 +353,7 @@ def test_incomplete_last_line_of_metrics_is_dropped(half: Path, finished: Path, 
 
 def test_missing_lines_of_metrics_are_refused_and_a_missing_file_is_noted(finished: Path, tiny_data: ImageData) -> None:
     (finished / METRICS).write_text((finished / METRICS).read_text().splitlines()[0] + "\n")
-    refused_and_unchanged(finished, tiny_data, r"state\.pt is that of 2 epochs, metrics\.jsonl holds 1")
+    refused_and_unchanged(finished, tiny_data, r"state\.pt was saved after 2 epochs, but metrics\.jsonl holds 1")
     (finished / METRICS).unlink()
     notes: list[str] = []
     train(tiny_recipe(), tiny_data, finished, resume=True, device="cpu", on_note=notes.append)

@@ -167,7 +167,7 @@ def test_certificates_of_other_weights_give_a_warning(certified: sc.Run) -> None
     changed = copy.deepcopy(certified)
     with torch.no_grad():
         next(changed.model.parameters()).mul_(2)
-    with pytest.warns(UserWarning, match="certifies other weights than this run has now; certify again"):
+    with pytest.warns(UserWarning, match="is about other weights than those of the run now; certify again"):
         _ = changed.certificates
 
 

@@ -71,8 +71,8 @@ class SmoothedClassifier(nn.Module):
         super().__init__()
         if not callable(classifier):
             raise RequestError(
-                f"classifier: expected a callable on batches, got {type(classifier).__name__}; give a model, for a run "
-                "load(RUN).model"
+                f"classifier: expected a callable on batches, got {type(classifier).__name__}; give a model, such as "
+                "load(RUN).model of a run"
             )
         if num_classes is not None and num_classes < 2:
             raise RequestError(f"num_classes: expected at least 2, got {num_classes}")

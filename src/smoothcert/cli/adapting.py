@@ -49,4 +49,4 @@ def adapt(
         words = ["--model", model, "--init", out, *request.words(), "--sigma", sigma]
         onwards = command_line("certify", *words, "--out", out.with_suffix(""))
     console.print(f"adapted to {about['images']:,} images at sigma {about['sigma']:g}: {out}")
-    console.print(f"it is another network than before; next: {onwards}")
+    console.print(f"earlier certificates do not hold for the adapted network; next: {onwards}")

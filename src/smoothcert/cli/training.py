@@ -240,4 +240,4 @@ def export(
     change = exported.provenance["weights"]["largest_change"]
     console.print(f"exported {out}; no weight changed by more than {change:.1e}")
     code = ["--model", model] if model is not None else []
-    console.print(f"it is another network than {run}; next: {command_line('certify', out, *code)}")
+    console.print(f"certificates of {run} do not hold for it; next: {command_line('certify', out, *code)}")

@@ -65,7 +65,7 @@ class NoiseAccuracy:
         if self.fault == "chance":
             return (
                 f"accuracy at chance: {self}; check the normalisation (it belongs inside the model), the input range "
-                "[0, 1] and the order of the labels, for which there is `smoothcert doctor`"
+                "[0, 1] and the order of the labels, or let `smoothcert doctor` find the fault"
             )
         doctor = "`smoothcert doctor` says how to train"
         return None if self.fault is None else f"not robust to this noise: {self}; choose a smaller sigma; {doctor}"

@@ -69,18 +69,18 @@ def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor
     classifier, logits = _unmasked(classifier, logits)
     if depends_on_place(classifier, pair[0]):
         raise RequestError(
-            "model: expected logits that depend on one input alone, got others for the same input in another place of "
-            "the batch, the same in each call; remove seeds that are set in each call, such as torch.manual_seed(0)"
+            "model: expected logits that depend on one input alone, got some that change with its place in the batch, "
+            "in the same way in each call; remove seeds that are set in each call, such as torch.manual_seed(0)"
         )
     is_random = _is_random(classifier, pair, logits)
     if depends_on_batch(classifier, pair, logits, is_random):
         raise RequestError(
-            "model: expected logits that depend on one input alone, got others for the same input next to another one; "
-            "use model.eval(), batch norm with running statistics, and nothing that is kept from one call to the next"
+            "model: expected logits that depend on one input alone, got some that change with the other inputs of the "
+            "batch; use model.eval(), batch norm with running statistics, and nothing that is kept from call to call"
         )
     if is_random and _draws_are_shared(classifier, pair):
         raise RequestError(
-            "model: expected random numbers of its own for each input, got the same ones for all inputs of a batch; "
+            "model: expected other random numbers for each input, got the same ones for all inputs of a batch; "
             "draw them for each input, or not at all"
         )
 

@@ -110,7 +110,9 @@ class CapturedStep:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            run.options.on_note(f"the loss cannot be compiled ({error_line(error)}); training continues without")
+            run.options.on_note(
+                f"the loss cannot be compiled ({error_line(error)}); training continues without compiling it"
+            )
             self.compiled = False
             run.loss.set_compiled(False)
             # Repeat the step from the values that it started with.

@@ -123,7 +123,7 @@ class Run:
 
         file = certificates_of_run(self.folder, name)
         if file.settings.get(DIGEST) not in (None, self.about()[DIGEST]):
-            warnings.warn(f"{file.path}: certifies other weights than this run has now; certify again", stacklevel=2)
+            warnings.warn(f"{file.path}: is about other weights than those of the run now; certify again", stacklevel=2)
         return file
 
     def smoothed(self, sigma: float | None = None, **options: Any) -> "SmoothedClassifier":

@@ -41,7 +41,7 @@ def own_model_with_weights(
         load_initial_weights(as_module(model, reference, "--init"), init, reference, on_note)
     elif not is_hub(reference) and (not isinstance(model, nn.Module) or model.state_dict()):
         # The function may load weights or leave random ones: only its author knows.
-        on_note(f"weights: as {reference} returns them, without --init")
+        on_note(f"no --init: the weights are those that {reference} returns")
     return model
 
 
@@ -95,8 +95,8 @@ def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
     if trained and at_chance(share, independent_accuracy(classes, labels, logits.shape[1]), len(labels)):
         notes.append(
             f"the weights that training starts from are at chance ({share:.0%} of {len(labels)} training images); "
-            "check the normalisation and the order of the classes (--classes FILE), for which there is `smoothcert "
-            "doctor`"
+            "check the normalisation and the order of the classes (--classes FILE), or let `smoothcert doctor` find "
+            "the fault"
         )
     return notes
 

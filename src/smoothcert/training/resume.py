@@ -126,7 +126,7 @@ def open_folder(
     has_recipe = (folder / RECIPE).exists()
     if group.agree(has_recipe) != has_recipe:
         raise WorkError(
-            f"{folder}: process {group.rank} sees another content of this folder than process 0; choose an --out on a "
+            f"{folder}: process {group.rank} does not see the files that process 0 sees there; choose an --out on a "
             "file system that all machines share"
         )
     resume = resume or group.agree(group.leads and restarts_run(folder))
@@ -185,7 +185,7 @@ def write_start(recipe: TrainRecipe, folder: Path, epoch: int, continues: bool, 
     if epoch < recipe.epochs or epochs_in(folder / METRICS) > epoch:  # compressed metrics of a finished run stay so
         keep_metrics_before(folder / METRICS, epoch)
     if epoch and not exists(folder / METRICS):
-        on_note(f"{folder}: its {METRICS} is gone; that of epochs 0 to {epoch - 1} is lost")
+        on_note(f"{folder}: its {METRICS} is gone; the metrics of epochs 0 to {epoch - 1} are lost")
     if epoch == recipe.epochs:
         on_note(f"{folder}: trained already, {epoch} of {epoch} epochs")
 
@@ -211,8 +211,8 @@ def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: M
         )
     if exists(folder / METRICS) and measured < state.epoch:
         raise WorkError(
-            f"{folder}: {STATE} is that of {state.epoch} epochs, {METRICS} holds {measured}; restore the files, or "
-            "train again into another folder"
+            f"{folder}: {STATE} was saved after {state.epoch} epochs, but {METRICS} holds {measured}; restore the "
+            "files, or train again into another folder"
         )
     return state.epoch
 
@@ -225,8 +225,8 @@ def refuse_other_origin(folder: Path, recorded: Mapping[str, Any], wanted: Mappi
     known, init = recorded.get("init") or {}, wanted.get("init")
     if init is not None and any(init.get(part) != known.get(part) for part in ("sha256", "key")):
         raise RequestError(
-            f"{folder}: its training started from {known.get('file', 'random weights')}, the request is "
-            f"from other weights, {init['file']}; leave --init out, or choose another --out"
+            f"{folder}: its training started from {known.get('file', 'random weights')}, --init gives "
+            f"other weights, {init['file']}; leave --init out, or choose another --out"
         )
     synchronized = "sync_batch_norm" in wanted
     if ("sync_batch_norm" in recorded) != synchronized:

@@ -90,7 +90,9 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     device, model = find_device(options.device), options.model
     on_note = options.on_note if group.leads else silent
     if options.sync_batch_norm and device.type != "cuda":
-        raise RequestError(f"sync_batch_norm: expected GPUs, got {device.type}, for which torch has none; leave it out")
+        raise RequestError(
+            f"sync_batch_norm: expected GPUs, got {device.type}, where torch does not have it; leave it out"
+        )
     if model is None and is_hub(recipe.model):
         with torch.random.fork_rng(devices=[]):
             model = load_hub(recipe.model)
@@ -228,7 +230,7 @@ class RunInProgress:
     def without_effect(self) -> Iterator[str]:
         """What was asked for and changes nothing here, one line each."""
         if self.captured is None and self.options.capture:
-            yield "capture: no effect here; steps of one process on a GPU are captured"
+            yield "capture: no effect here; only the steps of a single process on a GPU are captured"
         if self.captured is None and self.options.compiling == "always":
             yield "compile: no effect here; only captured steps on a GPU are compiled"
         if self.recipe.teacher is None and "teacher_votes" in self.recipe.to_mapping():  # it is not the default
@@ -306,7 +308,7 @@ def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team, 
         recipe.objective.refuse()
     if data.num_classes < 2 and not isinstance(recipe.objective, Denoising):
         raise RequestError(
-            f"{data.name}: expected images of at least two classes, got one; every network is right about it: "
+            f"{data.name}: expected images of at least two classes, got one, which every network gets right; "
             "give data with a label or a folder for each class"
         )
     if tested is not None and (tested.shape != data.shape or tested.num_classes > data.num_classes):

@@ -78,7 +78,7 @@ def _tried(gpu: int) -> bool:
         with torch.cuda.device(gpu):
             triton.jit(_one)[(1,)](torch.empty(1, device="cuda"))
 
-    return can_build(gpu, build, "networks run without their own kernels, slower: Triton cannot build")
+    return can_build(gpu, build, "networks run more slowly, without our own kernels: Triton cannot build")
 
 
 def can_build(gpu: int, build: Callable[[], None], consequence: str) -> bool:

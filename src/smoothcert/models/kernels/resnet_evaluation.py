@@ -67,7 +67,7 @@ def kernels_build(gpu: int, dtype: torch.dtype) -> bool:
         for channels, _ in SIZES:
             _kernel(channels, dtype, gpu)
 
-    return can_build(gpu, build, "ResNets are evaluated without their CUDA kernels, slower")
+    return can_build(gpu, build, "ResNets are evaluated more slowly, without our CUDA kernels")
 
 
 @cache

@@ -57,7 +57,7 @@ def kernels_build(gpu: int, dtype: torch.dtype) -> bool:
             for job in [pool.submit(_kernel, *size, dtype, gpu) for size in sizes]:
                 job.result()
 
-    return can_build(gpu, build, "ResNets are trained without their CUDA kernels, slower")
+    return can_build(gpu, build, "ResNets are trained more slowly, without our CUDA kernels")
 
 
 @cache
