@@ -306,7 +306,7 @@ def test_speed_and_time_follow_the_clock(tmp_path: Path, tiny_data: ImageData, m
         clock[0] += 2
 
     monkeypatch.setattr("smoothcert.training.step.training_step", step)
-    for module in ("setup", "loop"):
+    for module in ("run_in_progress", "loop"):
         monkeypatch.setattr(f"smoothcert.training.{module}.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     seen: list[TrainingStatus] = []
     train(tiny_recipe(), tiny_data, tmp_path / "run", device="cpu", on_progress=seen.append)
@@ -319,7 +319,7 @@ def test_speed_and_time_follow_the_clock(tmp_path: Path, tiny_data: ImageData, m
 def test_the_time_left_foresees_an_attack_that_starts_late(
     tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smoothcert.training.setup.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr("smoothcert.training.run_in_progress.time", SimpleNamespace(perf_counter=lambda: 0.0))
     monkeypatch.setattr("smoothcert.training.loop.time", SimpleNamespace(perf_counter=lambda: 8.0))
     late = Gaussian(noise_attack=NoiseAttack(steps=9, first_epoch=3))
     seen: list[TrainingStatus] = []

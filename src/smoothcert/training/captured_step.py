@@ -25,7 +25,7 @@ from smoothcert.training.frozen_classifier import is_built_in_network
 from smoothcert.training.step import training_step
 
 if TYPE_CHECKING:
-    from smoothcert.training.setup import RunInProgress
+    from smoothcert.training.run_in_progress import RunInProgress
 
 WARM_UP_STEPS = 3
 """Steps before a capture, in which libraries choose their kernels and memory. They are steps of the run."""

@@ -12,7 +12,7 @@ from smoothcert.training.metrics import ACCURACY, METRICS, keep_metrics_before
 from smoothcert.training.resume import save_state
 
 if TYPE_CHECKING:
-    from smoothcert.training.setup import RunInProgress
+    from smoothcert.training.run_in_progress import RunInProgress
 
 DEAD_EPOCHS = (1, 2)
 """A start is dead if the output is constant in these epochs (in epoch 0 the mean loss is still changing)."""

@@ -9,7 +9,7 @@ from smoothcert.errors import WorkError
 from smoothcert.training.run_folder import MODEL
 
 if TYPE_CHECKING:
-    from smoothcert.training.setup import RunInProgress
+    from smoothcert.training.run_in_progress import RunInProgress
 
 LARGEST_LOSS = 1e4
 """A loss above this (or not finite) stops the run; the losses of all methods normally stay below 100."""

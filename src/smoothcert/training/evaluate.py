@@ -15,7 +15,7 @@ from smoothcert.training.batch_norm import MOST_IMAGES, layers_with_statistics, 
 from smoothcert.training.seeds import Purpose, derived_seed
 
 if TYPE_CHECKING:
-    from smoothcert.training.setup import RunInProgress
+    from smoothcert.training.run_in_progress import RunInProgress
 
 BATCH = 500
 PIXELS_AT_ONCE, PIXELS_AT_ONCE_ON_GPU = 2**22, 2**25

@@ -31,8 +31,9 @@ from smoothcert.training.evaluate import noisy_accuracy, recompute_statistics
 from smoothcert.training.metrics import ACCURACY, METRICS, append_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import save_state
+from smoothcert.training.run_in_progress import Options, RunInProgress
 from smoothcert.training.seeds import Purpose, derived_seed
-from smoothcert.training.setup import Options, RunInProgress, set_up
+from smoothcert.training.setup import set_up
 from smoothcert.training.step import take_step
 from smoothcert.training.teacher_votes import teacher_shares
 

@@ -18,7 +18,7 @@ from smoothcert.training.sampler_settings import RadiusWeighted, Uniform
 from smoothcert.training.seeds import Purpose, derived_seed
 
 if TYPE_CHECKING:
-    from smoothcert.training.setup import RunInProgress
+    from smoothcert.training.run_in_progress import RunInProgress
 
 ALPHA = 0.1
 """The confidence bounds of the weights are wrong with at most this probability."""

@@ -1,91 +1,34 @@
-"""Sets up a training run: device, network, optimizer, step, and the run folder with the state in it."""
+"""Sets up a training run: checks the request, builds the network, and opens the run folder."""
 
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from smoothcert.data import Images, silent, with_known_classes
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.results import alone
-from smoothcert.models import check_outputs, is_code, is_hub, load_hub, output_names
-from smoothcert.models.precision import resolve_precision
-from smoothcert.noise import NOISES, sigma_warning
-from smoothcert.objectives import Denoising, Distillation, Objective, Progress, UnloadedObjective, is_built_in
-from smoothcert.objectives.inputs import inputs_by_epoch
-from smoothcert.training.average import AveragedWeights
-from smoothcert.training.captured_step import captured_step
-from smoothcert.training.checkpoint import InputSpec, Run, new_model, refuse_extra_state
-from smoothcert.training.choices import Compiling
-from smoothcert.training.dead_start import DEAD_EPOCHS
-from smoothcert.training.denoiser import behind_denoiser, check_denoiser_request
-from smoothcert.training.device import weights_layout
+from smoothcert.models import check_outputs, is_hub, load_hub, output_names
+from smoothcert.noise import sigma_warning
+from smoothcert.objectives import Denoising, Distillation, UnloadedObjective, is_built_in
+from smoothcert.training.checkpoint import InputSpec, new_model, refuse_extra_state
+from smoothcert.training.denoiser import check_denoiser_request
 from smoothcert.training.first_loss import try_loss
 from smoothcert.training.frozen_classifier import Teacher, about_classifier, check_classifier
 from smoothcert.training.initial_weights import load_initial_weights, start_notes
-from smoothcert.training.metrics import METRICS, Meter
+from smoothcert.training.metrics import METRICS
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.resume import (
-    Start,
-    State,
-    open_folder,
-    restore,
-    save_state,
-    write_missing_model,
-)
-from smoothcert.training.sampler import make_sampler
+from smoothcert.training.resume import Start, open_folder, save_state, write_missing_model
+from smoothcert.training.run_in_progress import Options, RunInProgress
 from smoothcert.training.seeds import Purpose, derived_seed
-from smoothcert.training.step import StepLoss, make_optimizer
-from smoothcert.training.versions import versions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a run is trained, apart from its recipe."""
-
-    model: nn.Module | None = None
-    """A network to train instead of the one that the recipe names; `load_run(folder, model=...)` loads it."""
-    init: Path | None = None
-    """Weights to start from: a run folder, a `.safetensors` file or a PyTorch checkpoint."""
-    classifier: nn.Module | None = None
-    """A trained classifier that only contributes to the loss and stays as it is: the teacher of Distillation, or behind
-    a denoiser that is trained."""
-    classifier_folders: Sequence[str] = ()
-    """Names of the run folders that `classifier` was loaded from, for the provenance."""
-    test_data: Images | None = None
-    """Images on which the accuracy under noise is measured every `evaluate_every` epochs."""
-    evaluate_every: int = 1
-    resume: bool = False
-    device: str = "auto"
-    """auto, cpu, cuda or mps."""
-    capture: bool | None = None
-    """Whether steps are captured as CUDA graphs on one GPU. The default is True except for a user's own network,
-    objective or `classifier`, whose decisions in Python would be made only once."""
-    compiling: Compiling = "auto"
-    sync_batch_norm: bool = False
-    """Whether batch norm uses the statistics of a step's images in all processes, instead of those of each process."""
-    on_progress: Callable[..., None] = lambda status: None
-    """Called with a `TrainingStatus`."""
-    on_epoch: Callable[[Run, dict[str, Any]], None] = lambda run, metrics: None
-    """Called after each epoch with the run, whose model is the one that is being trained, and its metrics."""
-    on_note: Callable[[str], None] = lambda text: None
-    """Called with one line that a user may want to read."""
-    runs_at_once: int = 1
-    """How many runs are trained side by side at most (see `training/several_runs.py`)."""
-    running: Callable[[], int] = lambda: 1
-    """How many of them are being trained at the moment."""
 
 
 @contextmanager
-def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options: Options) -> Iterator["RunInProgress"]:
+def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options: Options) -> Iterator[RunInProgress]:
     """Build the network, open the folder, which is locked while the context lasts, and restore what it holds."""
     device, model = find_device(options.device), options.model
     on_note = options.on_note if group.leads else silent
@@ -116,21 +59,26 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, origin, options.resume, on_note)
         run = RunInProgress(recipe, data, tested, folder, group, device, model, start, options)
-        for text in run.without_effect():
-            on_note(text)
-        fresh, from_file = group.leads and start.state is None and start.epoch == 0, "init" in start.origin
-        if fresh and from_file:
-            # A killed process must not leave a run that continues from random weights.
-            save_state(folder, run.state())
-        if fresh and (run.own_network or from_file) and not isinstance(recipe.objective, Denoising):
-            for text in start_notes(model, data, trained=from_file or is_hub(recipe.model)):
-                on_note(text)
         if group.leads:
-            write_missing_model(run.as_run(), run.weights(), start)
+            prepare_folder(run, start)
         try:
             yield run
         finally:
             run.leave_group()
+
+
+def prepare_folder(run: RunInProgress, start: Start) -> None:
+    """Write the files that a run needs before its first step, and report what has no effect or looks wrong."""
+    for text in run.without_effect():
+        run.options.on_note(text)
+    fresh, from_file = start.state is None and start.epoch == 0, "init" in start.origin
+    if fresh and from_file:
+        # A killed process must not leave a run that continues from random weights.
+        save_state(run.folder, run.state())
+    if fresh and (run.own_network or from_file) and not isinstance(run.recipe.objective, Denoising):
+        for text in start_notes(run.model, run.data, trained=from_file or is_hub(run.recipe.model)):
+            run.options.on_note(text)
+    write_missing_model(run.as_run(), run.weights(), start)
 
 
 def network_to_train(recipe: TrainRecipe, data: Images, given: nn.Module | None, device: torch.device) -> nn.Module:
@@ -158,148 +106,6 @@ def load_origin(
         if options.classifier_folders:
             origin["classifier"]["folders"] = list(options.classifier_folders)
     return origin
-
-
-class RunInProgress:
-    """A run that is being trained: what the loop reads and changes."""
-
-    def __init__(
-        self,
-        recipe: TrainRecipe,
-        data: Images,
-        tested: Images | None,
-        folder: Path,
-        group: Team,
-        device: torch.device,
-        model: nn.Module,
-        start: Start,
-        options: Options,
-    ) -> None:
-        self.recipe, self.folder, self.group, self.device, self.options = recipe, folder, group, device, options
-        self.own_network = options.model is not None or is_code(recipe.model)
-        self.spec, self.data_digest, self.versions = InputSpec.of(data), start.digest, versions(device)
-        self.data = data.to(device)
-        self.precision = resolve_precision(recipe.precision, device)
-        self.model: nn.Module = model.to(device, memory_format=weights_layout(self.own_network))  # type: ignore[call-overload]
-        if options.sync_batch_norm and group.size > 1:  # our own kernels leave such layers to torch
-            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # type: ignore[no-untyped-call]
-        self.optimizer = make_optimizer(self.model, recipe, device)
-        self.initial_weights: dict[str, Tensor] | None = None  # for a restart, as long as one can follow
-        self.origin = start.origin
-        # A dead start changes these two: see `State`.
-        self.warm_up = recipe.learning_rate_warm_up if start.state is None else start.state.warm_up
-        self.dead_epochs = 0 if start.state is None else start.state.dead_epochs
-        if self.warm_up == 0 and start.epoch <= max(DEAD_EPOCHS) and "init" not in self.origin:
-            self.initial_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        self.average = AveragedWeights(self.model, recipe.ema) if recipe.ema else None
-        restore(self.model, self.optimizer, self.average, start, folder)
-        self.sampler = make_sampler(recipe.sampler, None if start.state is None else start.state.sampler)
-
-        self.test_data = None if tested is None else tested.to(device)
-        self.active_runs = 1  # the largest number of runs side by side in this epoch
-
-        self.epoch = self.first_epoch = start.epoch
-        self.started, self.next_save = time.perf_counter(), -math.inf
-        self.epoch_started = self.last_report = 0.0
-        self.learning_rate, self.steps_done = 0.0, 0
-
-        # A step on `images_per_step` images, of which this process computes its share.
-        per_step = recipe.images_per_step
-        self.steps = len(data) // recipe.batch_size * (recipe.batch_size // per_step)
-        each = per_step // group.size
-        self.share = slice(each * group.rank, each * (group.rank + 1))
-        self.inputs = inputs_by_epoch(recipe.objective, range(recipe.epochs))  # what a step of each epoch takes
-        self.meter = Meter(device, self.steps)
-        zero = torch.zeros((), device=device)
-        self.targets: Tensor | None = None  # the shares of a teacher's votes [images, classes]
-        self.targets_origin: dict[str, Any] | None = None
-        self.progress = Progress(recipe.sigma, zero, zero.clone(), torch.empty(0), zero.clone())
-        self.noise = NOISES[recipe.noise](recipe.sigma)
-        network = self.model
-        if isinstance(recipe.objective, Denoising):
-            network = behind_denoiser(self.model, options.classifier, device)
-        elif options.classifier is not None:
-            self.progress = self.progress._replace(teacher=Teacher(options.classifier, recipe, device, data.shape))
-        self.loss = StepLoss(network, recipe.objective)
-        self.module: nn.Module = self.loss
-        if group.size > 1:  # their gradients are averaged; a user's network may have parameters that the loss ignores
-            self.module = DistributedDataParallel(self.loss, find_unused_parameters=self.own_network)
-        self.generator = torch.Generator(device)
-        self.captured = captured_step(self, network)
-
-    def without_effect(self) -> Iterator[str]:
-        """What was asked for and changes nothing here, one line each."""
-        if self.captured is None and self.options.capture:
-            yield "capture: no effect here; only the steps of a single process on a GPU are captured"
-        if self.captured is None and self.options.compiling == "always":
-            yield "compile: no effect here; only captured steps on a GPU are compiled"
-        if self.recipe.teacher is None and "teacher_votes" in self.recipe.to_mapping():  # it is not the default
-            yield "teacher_votes: no effect; the recipe has no teacher"
-
-    def set_objective(self, objective: Objective) -> None:
-        """Train by this objective from the next step on."""
-        if objective == self.loss.objective:
-            return
-        self.loss.set_objective(objective)
-        self.meter = Meter(self.device, self.steps)  # its terms may be others
-        if self.captured is not None:
-            self.captured.loss_changed()
-
-    def autocast(self) -> torch.autocast:
-        """The precision of the run, for forward passes."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
-
-    def leave_group(self) -> None:
-        """Release what DistributedDataParallel holds, while the process group still exists.
-
-        Its reducer would otherwise hold the last reference to the group, and join the group's threads without
-        releasing Python's interpreter lock, for which one of these threads may be waiting: a deadlock.
-        """
-        self.module = self.loss
-
-    def set_targets(self, shares: Tensor, origin: dict[str, Any]) -> None:
-        """Use these shares of a teacher's votes [images, classes] in every step; call it before the first one."""
-        self.targets, self.targets_origin = shares.to(self.device), origin
-        # A captured step reads this tensor.
-        rows = self.targets.new_empty(self.share.stop - self.share.start, shares.shape[1])
-        self.progress = self.progress._replace(targets=rows)
-
-    def weights(self) -> Mapping[str, Tensor]:
-        """The weights that are saved as the model: those of the network, or their moving average."""
-        return self.model.state_dict() if self.average is None else self.average.tensors
-
-    def provenance(self) -> dict[str, Any]:
-        """How the weights were computed, for the file of the model."""
-        return {
-            "versions": self.versions,
-            "processes": self.group.size,
-            "precision": self.precision,
-            "runs_at_once": self.options.runs_at_once,
-            "captured": self.captured is not None and self.captured.graph is not None,
-            "compiled": self.captured is not None and bool(self.captured.compiled),
-            "learning_rate_warm_up": self.warm_up,
-            **self.origin,
-            **({} if self.targets_origin is None else {"teacher": self.targets_origin}),
-        }
-
-    def as_run(self) -> Run:
-        """The run as it is now; its model keeps changing."""
-        return Run(self.folder, self.recipe, self.spec, self.model, self.epoch, self.provenance())
-
-    def state(self) -> State:
-        """What training continues from after `epoch` epochs."""
-        return State(
-            epoch=self.epoch,
-            model=self.model.state_dict(),
-            optimizer=self.optimizer.state_dict()["state"],
-            recipe=self.recipe.to_mapping(),
-            data=self.data_digest,
-            provenance=self.provenance(),
-            warm_up=self.warm_up,
-            dead_epochs=self.dead_epochs,
-            average=None if self.average is None else self.average.tensors,
-            sampler=self.sampler.weights,
-        )
 
 
 def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team, tested: Images | None = None) -> None:

@@ -17,7 +17,7 @@ from smoothcert.training.device import new_stream, training_device
 from smoothcert.training.loop import TrainingStatus, training_steps
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
-from smoothcert.training.setup import Options
+from smoothcert.training.run_in_progress import Options
 
 STEPS_AHEAD = 8
 """Steps of a run that may wait on the GPU: enough to keep it busy, few enough that the other runs need not wait."""

@@ -9,7 +9,7 @@ from smoothcert.objectives import LossTerms, Objective, Progress
 from smoothcert.training.recipe import TrainRecipe
 
 if TYPE_CHECKING:
-    from smoothcert.training.setup import RunInProgress
+    from smoothcert.training.run_in_progress import RunInProgress
 
 
 def take_step(run: "RunInProgress", images: Tensor, labels: Tensor) -> None:

@@ -26,7 +26,7 @@ from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import MODEL, RECIPE
 
 if TYPE_CHECKING:
-    from smoothcert.training.setup import RunInProgress
+    from smoothcert.training.run_in_progress import RunInProgress
 
 IMAGES_AT_ONCE = 500
 
