@@ -297,6 +297,8 @@ def test_plain_module_is_trained_certified_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(run.model[1].weight, module[1].weight)
     certify_dataset(module, data, tmp_path / "c.tsv", sigma=0.5, n=100, seed=1, max_images=2, device="cpu")
     assert len(read_certificates(tmp_path / "c.tsv").rows) == 2
+    with pytest.raises(RequestError, match=r"same dtype.* use float32 \(model\.float\(\)"):
+        train(tiny_recipe(model="mine"), data, tmp_path / "other", model=build().bfloat16(), device="cpu")
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(784, 3))
     with pytest.raises(RequestError, match="mine gives"):
         train(tiny_recipe(model="mine"), data, tmp_path / "other", model=wrong, device="cpu")
@@ -356,7 +358,7 @@ class CastsToHalf(nn.Linear):
         (lambda x: torch.zeros(len(x), 7), r"gives \[2, 7\] for 2 images, expected logits \[2, 10\]"),
         (lambda x: torch.zeros(len(x), 12), "name the classes of all outputs: --classes FILE"),
         (lambda x: torch.zeros(len(x)), r"got \[2\]; for one logit z of two classes return torch.stack"),
-        (CastsToHalf(), r"inputs to the dtype of its weights: they are converted to the precision; try fp32"),
+        (CastsToHalf(), r"to the dtype of its weights, or use float32 \(model\.float\(\), precision fp32"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3, 10)), r"fails on inputs of shape \[1, 28, 28\]"),
         (nn.Sequential(nn.Flatten(), nn.Linear(784, 10, device="meta")), "got one on the device meta, without any"),
     ],

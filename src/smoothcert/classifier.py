@@ -151,7 +151,7 @@ def failures_reported(name: str, shape: Sequence[int]) -> Iterator[None]:
         if channels_last(shape):
             raise RequestError(f"{problem}; {CHANNELS_FIRST}") from error
         if re.search("half|bfloat16|double", str(error), re.IGNORECASE):
-            advice = "let it cast inputs to the dtype of its weights: they are converted to the precision; try fp32"
+            advice = "let it cast inputs to the dtype of its weights, or use float32 (model.float(), precision fp32)"
         raise RequestError(f"{problem}; correct it, or {advice}") from error
 
 

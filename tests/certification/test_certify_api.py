@@ -148,11 +148,11 @@ class _Centred(nn.Linear):
 def test_a_network_that_cannot_compute_in_the_precision_costs_one_line(dataset: TensorDataset, tmp_path: Path) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     for model in (_Centred(4, 3), lambda x: network(x)):
-        with pytest.raises(sc.RequestError, match=r"must have the same dtype.*try fp32"):
+        with pytest.raises(sc.RequestError, match=r"must have the same dtype.*precision fp32"):
             sc.certify_dataset(model, dataset, tmp_path / "a.tsv", sigma=0.5, precision="bf16", **FEW)
         assert not list(tmp_path.iterdir())
     recipe = AttackRecipe(sigma=0.5, radii=(0.5,), precision="bf16", seed=1)
-    with pytest.raises(sc.RequestError, match=r"must have the same dtype.*try fp32"):
+    with pytest.raises(sc.RequestError, match=r"must have the same dtype.*precision fp32"):
         attack_dataset(
             _Centred(4, 2), images_from_dataset(dataset), [0], recipe, tmp_path / "b.tsv", torch.device("cpu")
         )
