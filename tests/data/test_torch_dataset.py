@@ -59,6 +59,7 @@ def test_batches_equal_the_items(dtype: torch.dtype) -> None:
     pixels = PIXELS if dtype == torch.uint8 else PIXELS.to(dtype) / 255
     data = images_from_dataset(TensorDataset(pixels, LABELS))
     assert (data.shape, len(data), data.num_classes, data.class_names) == ((3, 4, 5), 6, 3, None)
+    assert data.file_names is None
     expected = torch.from_numpy(PIXELS.numpy().astype(np.float64) / 255).to(torch.float32)
     images, labels = data.batch(torch.tensor([4, 2, 2]))
     assert torch.equal(images, expected[[4, 2, 2]])

@@ -65,6 +65,11 @@ class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
     @abstractmethod
     def shape(self) -> tuple[int, int, int]: ...
 
+    @property
+    def file_names(self) -> tuple[str, ...] | None:
+        """See `ImageData.file_names`."""
+        return None
+
     @abstractmethod
     def digest(self) -> str:
         """SHA-256 of labels and of what identifies the images."""
