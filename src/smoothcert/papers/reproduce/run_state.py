@@ -116,7 +116,7 @@ def plan_table(runs: Sequence[RunState], title: str = "", acrs: Sequence[float |
     # The ACR in two lines: names of runs are long.
     columns = [Column("run", overflow="fold"), *([] if acrs is None else [Column("published ACR", max_width=9)])]
     caption = f"estimate for all, one after the other: {duration(sum(run.seconds for run in runs))}"
-    table = Table(*columns, "state", "estimate", title=title or None, caption=caption)
+    table = Table(*columns, "state", "estimate", title=title or None, caption=caption, min_width=len(caption))
     for run, acr in zip(runs, acrs or [None] * len(runs), strict=True):
         printed = [] if acrs is None else ["" if acr is None else f"{acr:.3f}"]
         table.add_row(run.folder.name, *printed, Text(run.state), duration(run.seconds) if run.seconds else "-")
