@@ -91,6 +91,8 @@ def test_random_transforms_depend_on_seed_and_index_alone() -> None:
     assert torch.equal(stream(data, seed=1, share=slice(1, 2)), first[1::2])
     assert torch.equal(stream(images_from_dataset(Listed(jitter), workers=2), seed=1), first)
     assert not torch.equal(stream(data, seed=2), first)
+    factors = first.flatten(1).sum(1) / PIXELS[ORDER.flatten()].flatten(1).sum(1)
+    assert float(factors.sort().values.diff().min()) > 1e-3 * float(factors.max()), "each item has its own draw"
     assert torch.equal(data.batch(ORDER[0])[0], data.batch(ORDER[0])[0])
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
 

@@ -36,6 +36,8 @@ def test_a_good_classifier_has_no_fault() -> None:
     assert found.noisy > 0.9
     rare = (torch.arange(100) % 10 == 0).long()
     assert measured(bright, rare).fault is None, "nine in ten images are of one class"
+    never = measured(lambda images: torch.tensor([[1.0, 0.0]]).expand(len(images), 2), rare)
+    assert (never.clean, never.clean_chance) == pytest.approx((0.9, 0.9)), "what a constant answer reaches is chance"
 
 
 def test_a_classifier_that_fails_under_noise() -> None:

@@ -150,12 +150,17 @@ def test_two_processes_give_the_losses_and_weights_of_one(tmp_path: Path) -> Non
             assert torch.allclose(a, b, atol=1e-4), run
 
 
-@pytest.mark.parametrize("noise", ["laplace", "uniform"])
-def test_other_noise_changes_the_weights_and_is_recorded(tmp_path: Path, tiny_data: ImageData, noise: str) -> None:
-    train(tiny_recipe(epochs=1), tiny_data, tmp_path / "gaussian", device="cpu")
-    train(tiny_recipe(epochs=1, noise=noise), tiny_data, tmp_path / noise, device="cpu")
-    assert load_run(tmp_path / noise).recipe.noise == noise
-    assert digest(tmp_path / noise) != digest(tmp_path / "gaussian")
+@pytest.mark.parametrize(("noise", "mean_length"), [("laplace", 0.5 / 2**0.5), ("uniform", 0.5 * 3**0.5 / 2)])
+def test_a_run_trains_on_its_noise_and_records_it(tmp_path: Path, noise: str, mean_length: float) -> None:
+    """Black images: the inputs of the network are the noise, whose mean absolute value tells the families apart."""
+    inputs: list[Tensor] = []
+    model = TinyNet(10)
+    model.register_forward_pre_hook(lambda module, given: inputs.append(given[0].detach()))
+    black = ImageData(torch.zeros(64, 1, 28, 28, dtype=torch.uint8), torch.arange(64) % 10, 10, "black", "train")
+    train(tiny_recipe(epochs=1, noise=noise), black, tmp_path, model=model, device="cpu")
+    assert float(inputs[-1].std()) == pytest.approx(0.5, rel=0.02)
+    assert float(inputs[-1].abs().mean()) == pytest.approx(mean_length, rel=0.02)
+    assert load_run(tmp_path, model=TinyNet(10)).recipe.noise == noise
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # where the processor does without bf16
