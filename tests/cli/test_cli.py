@@ -130,7 +130,8 @@ def test_a_wrong_run_folder_gets_a_hint(
     for folder in (given, f"runs/{given}x", f"run/{given}"):
         code, out, err = run_cli("certify", folder)
         assert (code, out, err) == (2, "", f"smoothcert: {folder}: no such run folder; did you mean runs/smoothmix?\n")
-    assert "`smoothcert train --preset NAME --out runs/macer` makes one" in run_cli("certify", "runs/macer")[2]
+    make = "`smoothcert train --preset NAME --out runs/macer` makes one\n"
+    assert f"no such run folder; the current folder is {tmp_path}; {make}" in run_cli("certify", "runs/macer")[2]
     assert "give one of the runs in it, such as runs/gaussian, runs/smoothmix\n" in run_cli("certify", ".")[2]
     (tmp_path / "audit/certificates").mkdir(parents=True)  # as `certify --model ... --out audit` leaves it
     assert "only: in its place give --model FILE.py:function" in run_cli("predict", "audit", "a.png")[2]

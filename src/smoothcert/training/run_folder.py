@@ -58,6 +58,7 @@ def check_run_folder(folder: Path) -> None:
         nearby = folder.parent if folder.parent.is_dir() else folder.parent.parent
         runs = {run.name: str(run) for run in _runs_below(nearby)}
         make = f"`smoothcert train --preset NAME --out {shlex.quote(str(folder))}` makes one"
+        make = make if folder.is_absolute() else f"the current folder is {Path.cwd()}; {make}"
         make = f"a network of your own is --model {shlex.quote(str(folder))}" if ".py:" in folder.name else make
         hint = did_you_mean(folder.name, (), make, [runs[name] for name in get_close_matches(folder.name, runs)])
         raise RequestError(f"{folder}: no such run folder; {hint}")
