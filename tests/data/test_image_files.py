@@ -88,8 +88,11 @@ def test_random_boxes_have_the_areas_and_ratios_of_the_papers() -> None:
     fits = area < 0.75
     assert abs(area[fits].mean() - (0.08 + 0.75) / 2) < 5 * 0.67 / math.sqrt(12 * fits.sum())
     assert abs(ratio[fits].mean()) < 5 * 2 * math.log(4 / 3) / math.sqrt(12 * fits.sum())
-    centres = (boxes[:, 0] + boxes[:, 2]) / 2
-    assert abs(centres.mean() - 200) < 5 * centres.std() / math.sqrt(4000)
+    for first, last in ((0, 2), (1, 3)):
+        centres = (boxes[:, first] + boxes[:, last]) / 2
+        assert abs(centres.mean() - 200) < 5 * centres.std() / math.sqrt(4000)
+        assert boxes[fits, first].min() == 0
+        assert boxes[fits, last].max() == 400
 
 
 @pytest.mark.parametrize(

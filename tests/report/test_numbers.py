@@ -149,6 +149,13 @@ def test_paired_differences_against_a_loop(seed: int) -> None:
         error = math.sqrt(((won + lost) / 60 - ((won - lost) / 60) ** 2) / 59)
         assert difference.standard_error == pytest.approx(error)
         assert difference.significant == (abs(won - lost) / 60 > 2 * error)
+    table = next(t.layout for t in further_tables([comparison]) if t.title == "Differences from a reference run")
+    cells = dict(zip([column.key for column in table.columns], table.groups[0][0], strict=True))
+    for key, difference, scale, decimals in (("acr", paired.acr, 1, 3), ("0.50", paired.accuracy[0.5], 100, 1)):
+        value, error = scale * difference.value, scale * (difference.standard_error or 0)
+        star = "*" if abs(value) > 2 * error else ""
+        text = f"{value:+.{decimals}f} ({error:.{decimals}f}){star}".replace("-", "−")
+        assert (cells[key].value, cells[key].text) == (pytest.approx(value), text), "accuracies are in points"
     means = [(a + b) / 2 for a, b in zip(counted(ours), counted(theirs), strict=True)]
     easy = [gap for gap, mean in zip(gaps, means, strict=True) if mean >= statistics.median(means)]
     hard = [gap for gap, mean in zip(gaps, means, strict=True) if mean < statistics.median(means)]

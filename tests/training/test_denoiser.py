@@ -22,7 +22,7 @@ from smoothcert.models import CifarResNet, Denoised, Normalize, UNet
 from smoothcert.models.precision import at_precision
 from smoothcert.objectives import Denoising, Progress
 from smoothcert.training.checkpoint import tensors_digest
-from smoothcert.training.denoiser import denoiser_recipe, load_denoiser
+from smoothcert.training.denoiser import behind_denoiser, denoiser_recipe, load_denoiser
 from smoothcert.training.frozen_classifier import is_built_in_network
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import TrainRecipe
@@ -90,6 +90,15 @@ def test_the_loss_equals_the_formula(weight: float | None) -> None:
     terms = Denoising(stability_weight=weight or 0.0).loss(network, images, torch.zeros(3), noise, progress)
     assert float(terms.loss) == pytest.approx(expected, rel=1e-9)
     assert (terms.noisy_logits is None) == (weight is None)
+
+
+def test_the_classifier_behind_a_denoiser_is_a_frozen_copy_in_eval_mode() -> None:
+    given = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3), nn.Dropout(0.5)).train()
+    copied, images = behind_denoiser(UNet(1, 4, 1), given, torch.device("cpu")), torch.rand(8, 1, 4, 4)
+    logits = copied.classify(images)
+    assert not logits.requires_grad
+    assert given.training
+    assert torch.equal(logits, given.eval()(images))
 
 
 def test_a_resumed_denoiser_equals_an_uninterrupted_one(
