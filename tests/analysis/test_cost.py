@@ -12,7 +12,6 @@ from half_space import untrained_run
 from rich.console import Console
 
 from smoothcert.analysis.cost import (
-    GIB,
     Cost,
     cost_csv,
     cost_markdown,
@@ -29,6 +28,7 @@ from smoothcert.training.checkpoint import MODEL
 from smoothcert.training.metrics import METRICS
 
 ROWS = "0\t7\t7\t0.5\t1\t0:00:01\n1\t2\t3\t0.9\t0\t0:00:01\n2\t1\t-1\t0.0\t0\t0:00:01\n3\t4\t4\t1.5\t1\t0:00:01\n"
+GIB = 1024**3
 
 
 def certify(run: Path, name: str, rows: str, sigma: float) -> None:

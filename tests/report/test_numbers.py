@@ -13,7 +13,7 @@ from scipy import stats
 from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
-from smoothcert.report.further_tables import constant_sentences, further_tables
+from smoothcert.report.further_tables import constant_sentences, csv_columns, further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.paired import comparisons
 from smoothcert.report.summary import Summary, implied_l_infinity, summarize
@@ -60,6 +60,28 @@ def test_numbers_of_a_run_against_a_loop(seed: int) -> None:
     assert implied_l_infinity(run) == run.acr / 28, "MNIST has 28 x 28 values"
     cifar10 = replace(run, dataset="cifar10 (not the official files)")
     assert implied_l_infinity(cifar10) == pytest.approx(run.acr / (3 * 32 * 32) ** 0.5)
+
+
+def test_tables_of_classes_and_columns_of_csv_against_a_loop() -> None:
+    """ACR and accuracy in percent of each class, at the radius of the headline; the worst class; the largest radius."""
+    rows = random_rows(0, 60)
+    compared = comparisons([summary_of(rows)])
+    parts = [[row for row in rows if row.label == label] for label in range(3)]
+    acrs = [statistics.fmean(counted(part)) for part in parts]
+    shares = [100 * sum(certified(row, 0.5) for row in part) / 20 for part in parts]
+    for title, expected in (("ACR of each class", acrs), ("Certified accuracy of each class", shares)):
+        table = next(table.layout for table in further_tables(compared) if table.title == title)
+        cells = dict(zip([column.key for column in table.columns], table.groups[0][0], strict=True))
+        assert [cells[str(label)].value for label in range(3)] == pytest.approx(expected)
+    worst = acrs.index(min(acrs))
+    at_most = [
+        row for row in rows if row.certificate.count == row.certificate.n and row.certificate.predict == row.label
+    ]
+    values = {column.key: column.value(compared[0].first) for column in csv_columns(compared)}
+    assert (values["worst_class"], values["worst_class_acr"]) == (worst, pytest.approx(acrs[worst]))
+    assert values["worst_class_accuracy"] == pytest.approx(100 * sum(certified(r, 0.0) for r in parts[worst]) / 20)
+    assert values["largest_radius"] == pytest.approx(0.5 * stats.norm.ppf(0.001 ** (1 / 1000)))
+    assert values["at_largest_radius"] == pytest.approx(100 * len(at_most) / 60)
 
 
 def test_a_class_that_is_never_certified_is_named() -> None:
