@@ -59,7 +59,7 @@ def test_own_images_are_read_with_the_options_of_certify(two_runs: list[Path], t
     options = ("--image-size", 28, "--classes", tmp_path / "classes.txt", "--skip-unreadable")
     call(*asked, *options)
     assert len(check(tmp_path / "out", "margins")) == 10
-    with pytest.raises(RequestError, match="folder:none: expected a folder, got none"):
+    with pytest.raises(RequestError, match="folder:none: expected a folder, got nothing at"):
         call(*asked[:-1], "folder:none")
 
 

@@ -241,7 +241,7 @@ def test_names_of_outputs_correct_the_order_of_folders(workplace: Path, run_cli:
         ("--model net.py:mean --dataset npz:grey.npz --sigma -1", "sigma"),
         ("--model net.py:swapped --init weights.pt --dataset npz:grey.npz", "to return a torch module, got function"),
         ("--model net.py:empty --dataset npz:grey.npz", "got one on the device meta, without any; load them"),
-        ("--model net.py:mean --dataset npz:nope.npz", "expected a file, got none"),
+        ("--model net.py:mean --dataset npz:nope.npz", "expected a file, got nothing at"),
         ("--model net.py:mean --dataset mnist-sample", "fails on inputs of shape [1, 28, 28]"),
     ],
 )

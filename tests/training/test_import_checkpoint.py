@@ -530,7 +530,7 @@ def test_built_in_network_is_imported_for_own_data(
         (("--arch", OWN, "--dataset", "cifar10"), "fails on inputs of shape [3, 32, 32]"),
         (("--arch", "lenet", "--dataset", DATA), "expected the tensors of lenet"),
         (("--dataset", "mnist-sample", "--image-size", "28"), "expected your own --dataset with them"),
-        (("--dataset", "folder:none"), "folder:none: expected a folder, got none"),
+        (("--dataset", "folder:none"), "folder:none: expected a folder, got nothing at"),
     ],
 )
 def test_wrong_imports_of_own_networks_are_one_line(

@@ -80,7 +80,7 @@ def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor
         )
     if is_random and _draws_are_shared(classifier, pair):
         raise RequestError(
-            "model: expected other random numbers for each input, got the same ones for all inputs of a batch; "
+            "model: expected different random numbers for each input, got the same ones for all inputs of a batch; "
             "draw them for each input, or not at all"
         )
 
