@@ -15,7 +15,7 @@ from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
 
 Function = Callable[[Tensor], Tensor]
 ROWS = "depend on one input alone"
-DRAWS = "other random numbers for each input"
+DRAWS = "different random numbers for each input"
 PLACE = "its place in the batch"
 
 
