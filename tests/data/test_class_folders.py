@@ -105,8 +105,9 @@ def test_large_sets_stay_in_files_with_the_same_images(tmp_path: Path, image_siz
         next(files.batches(order, slice(0, 3), 0)), next(memory.batches(order, slice(0, 3), 0)), strict=True
     ):
         assert torch.equal(found, expected)
-    for name in ("num_classes", "name", "split", "shape", "class_names", "normalization"):
+    for name in ("num_classes", "name", "split", "shape", "class_names", "normalization", "file_names"):
         assert getattr(files, name) == getattr(memory, name)
+    assert files.file_names is files.file_names, "a loop over a million images asks a million times"
 
 
 def bad_folders(root: Path) -> dict[str, tuple[Path, str]]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ class ImageFiles(StreamedImages):
         """The shape (c, h, w) of one image in a batch."""
         return self.decoder.shape
 
-    @property
+    @cached_property
     def file_names(self) -> tuple[str, ...]:
         """The file of each image, such as "cat/12.png"."""
         return self.files.relative()
