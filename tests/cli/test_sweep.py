@@ -14,6 +14,7 @@ from tiny import digest, metrics, without_times
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.cli import sweeping
+from smoothcert.cli.recipes import refuse_twice
 from smoothcert.cli.sweeping import parse_grid
 from smoothcert.data import ImageData, Split, datasets, load_dataset
 from smoothcert.errors import RequestError
@@ -201,6 +202,14 @@ def test_an_option_and_set_do_not_contradict_each_other(
     code, _, err = run_cli("train", *source, "--set", "lr=0.1", "--set", "learning_rate=0.2", "--out", "run")
     assert (code, err) == (2, "smoothcert: --set learning_rate=0.2: learning_rate is given twice; leave one out\n")
     assert not (place / "run").exists()
+
+
+def test_a_field_of_an_objective_is_not_the_field_of_the_recipe_with_its_name() -> None:
+    """Of a user's own objective, say, whose teacher is averaged with a momentum."""
+    refuse_twice({"epochs": 3}, ["objective.epochs=5", "objective.momentum=0.99", "momentum=0.9"])
+    for twice in (["weight=1", "objective.lambda=2"], ["objective=gaussian", "objective.name=stability"]):
+        with pytest.raises(RequestError, match="is given twice"):
+            refuse_twice({}, twice)
 
 
 def test_default_recipe_suits_the_images(tiny_data: ImageData) -> None:

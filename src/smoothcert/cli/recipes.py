@@ -59,11 +59,15 @@ class RecipeOptions:
 
 def refuse_twice(fields: Mapping[str, object], changes: Sequence[str]) -> None:
     """Refuse a change of --set to a field that an option or another change sets as well: which one is meant?"""
+    from smoothcert.training.recipe import TrainRecipe
+
     before: set[str] = set()
     for change in changes:
         key = change.partition("=")[0]
-        field = "objective" if key == "objective.name" else key.removeprefix("objective.")
-        field = LETTERS.get(field, field)
+        short = "objective" if key == "objective.name" else key.removeprefix("objective.")
+        field = LETTERS.get(short, short)
+        if key.startswith("objective.") and field in TrainRecipe.model_fields.keys() - {"objective"}:
+            field = key  # an objective of the user's may have an `epochs` of its own
         if field in before:
             raise RequestError(f"--set {change}: {key} is given twice; leave one out")
         before.add(field)
