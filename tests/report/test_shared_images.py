@@ -69,8 +69,8 @@ def test_a_trial_in_the_folder_of_a_run_does_not_take_images_away(make_run: Make
     make_run("mine", few, file="test-n500", n=500, seed=7)
     trial = run / "certificates" / "test-n500.tsv"
 
-    def counts(*paths: Path) -> dict[str, int]:
-        write_report(paths, tmp_path / "out", ["md", "csv"])
+    def counts(*paths: Path, **choices: bool) -> dict[str, int]:
+        write_report(paths, tmp_path / "out", ["md", "csv"], **choices)
         return {name: count for name, (count, _) in acrs(tmp_path / "out").items()}
 
     assert counts(run, other) == {"mine/test-n1000": 10, "other": 10}
@@ -79,6 +79,8 @@ def test_a_trial_in_the_folder_of_a_run_does_not_take_images_away(make_run: Make
     assert "not ranked:" not in text
     assert counts(run, trial, other) == {"mine/test-n1000": 2, "mine/test-n500": 2, "other": 2}, "named"
     assert counts(trial, other) == {"mine": 2, "other": 2}, "alone"
+    every = counts(run, other, same_images=False)
+    assert every == {"mine/test-n1000": 10, "mine/test-n500": 2, "other": 10}, "nothing to cut, nothing to leave out"
     for number, change in enumerate(({"n": 2000}, {"bound": "two-sided"}, {"alpha": 0.01}, {"weights_sha256": "a"})):
         make_run(f"run{number}")
         run = make_run(f"run{number}", images(n=change.get("n", 1000))[:2], file="further", **change)

@@ -164,10 +164,11 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     notes = [(NO_CERTIFICATES, name) for name in names]
     notes += [(NO_IMAGES, name) for name, file in named if not file.rows]
     whole = [(name, file) for name, file in named if file.rows] or named
-    given = {path.resolve() for path in paths}
-    trials = [n for n, f in whole if f.path.resolve() not in given and any(_covers(other, f) for _, other in whole)]
-    notes += [(TRIAL, name) for name in trials]
-    whole = [(name, file) for name, file in whole if name not in trials]
+    if choices.same_images:  # the other runs would be cut to the few images of a trial
+        given = {path.resolve() for path in paths}
+        trials = [n for n, f in whole if f.path.resolve() not in given and any(_covers(other, f) for _, other in whole)]
+        notes += [(TRIAL, name) for name in trials]
+        whole = [(name, file) for name, file in whole if name not in trials]
     rows = {} if choices.published is None else published_rows(whole, choices.published)
     whole.sort(key=lambda run: place_in_table(rows.get(run[0])))
     files = cut_to_shared_images(whole) if choices.same_images else whole
