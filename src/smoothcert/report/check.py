@@ -17,7 +17,6 @@ from smoothcert.report.document import TEXT_FILES, TEXTS
 from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, digest_of, digests_stored_in, figures_of
 
 PAGE, MARKDOWN = "report.html", "report.md"
-"""The files that are compared word by word; of pictures, a digest of what they show is."""
 MOST_SHOWN = 20
 # What differs between versions and days, figures, which are compared apart, and the pictures of the gallery.
 _NO_NUMBERS = re.compile(
