@@ -28,7 +28,7 @@ from smoothcert.report.published import Published, PublishedFor, comparison_note
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
 from smoothcert.report.tables import NUMBERS, RANKED, RANKED_SEEDS, intervals_layout, layout, seeds_layout
-from smoothcert.training.run_folder import run_of_certificates
+from smoothcert.training.run_folder import CERTIFICATES
 
 LARGEST_RADIUS = 1e6
 DEEPEST = 50
@@ -257,7 +257,7 @@ def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
 
 def _covers(whole: CertificatesFile, part: CertificatesFile) -> bool:
     """Whether `part` is a trial of `whole`: of the same run, for some of its images, with at most as many votes."""
-    if run_of_certificates(part.path) is None or run_of_certificates(part.path) != run_of_certificates(whole.path):
+    if part.path.parent != whole.path.parent or part.path.parent.name != CERTIFICATES:
         return False
     settings, others = ({k: v for k, v in file.settings.items() if k not in VOTES} for file in (whole, part))
     fewer = (part.settings.get("n") or 0) <= (whole.settings.get("n") or 0)
