@@ -338,12 +338,10 @@ def load_runs(folders: Sequence[Path], code: str | None = None) -> list[Run]:
     """Load runs, of which some may have a built-in network and the others the user's own, which `code` names."""
     for folder in folders:
         check_run_folder(folder)
-    networks = [read_model_file(folder / MODEL).recipe.model for folder in folders]
-    own = [is_code(network) and not is_hub(network) for network in networks]
-    # Without own networks `code` is refused.
-    return [
-        load_run(folder, code if named or not any(own) else None) for folder, named in zip(folders, own, strict=True)
-    ]
+    networks = {folder: read_model_file(folder / MODEL).recipe.model for folder in folders}
+    own = [folder for folder, network in networks.items() if is_code(network) and not is_hub(network)]
+    # Without own networks, `code` is refused.
+    return [load_run(folder, code if folder in (own or folders) else None) for folder in folders]
 
 
 def write_new_run(run: Run, weights: Mapping[str, Tensor]) -> None:
