@@ -13,7 +13,7 @@ from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES, Consistency
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.training.choices import NoiseName
-from smoothcert.training.recipe import LATER_FIELDS, TrainRecipe, load_train_recipe, parse_recipe, with_overrides
+from smoothcert.training.recipe import TrainRecipe, load_train_recipe, parse_recipe, with_overrides
 
 
 def test_recipes_accept_the_noises_of_the_registry() -> None:
@@ -40,10 +40,10 @@ def test_every_objective_field_is_described(name: str) -> None:
 
 
 def test_later_fields_are_written_only_if_they_are_set() -> None:
-    assert not set(LATER_FIELDS) & set(tiny_recipe().to_mapping())
+    assert not set(TrainRecipe.later_fields) & set(tiny_recipe().to_mapping())
     changed = with_overrides(tiny_recipe(), ["optimizer=adamw", "schedule=cosine", "ema=0.999", "epochs=9"])
     changed = with_overrides(changed, ["sampler=radius-weighted", "sampler.start=3"])
-    assert {name: value for name, value in changed.to_mapping().items() if name in LATER_FIELDS} == {
+    assert {name: value for name, value in changed.to_mapping().items() if name in TrainRecipe.later_fields} == {
         "schedule": "cosine",
         "optimizer": "adamw",
         "ema": 0.999,

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
@@ -85,14 +85,12 @@ MOST = 1_000_000
 """The largest number of epochs, noisy copies or attack steps."""
 
 
-LATER_FIELDS = ("schedule", "optimizer", "ema", "sampler", "teacher", "teacher_votes")
-"""Fields that are written only if they are set: files of recipes without them stay as they were."""
-
-
 class Recipe(BaseModel):
     """The base of all recipes: frozen, without unknown keys, written as YAML."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    later_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that are written only if they are not at their defaults: recipes without them stay as they were."""
 
     def __init__(self, **fields: Any) -> None:
         """Validate the fields; a wrong one is a RequestError of one line."""
@@ -107,7 +105,9 @@ class Recipe(BaseModel):
         return parse_recipe(type(self), {**fields, **(update or {})}, "recipe")
 
     def to_mapping(self) -> dict[str, Any]:
-        return self.model_dump(mode="json")
+        fields = type(self).model_fields
+        unset = {name for name in self.later_fields if getattr(self, name) == fields[name].default}
+        return {name: value for name, value in self.model_dump(mode="json").items() if name not in unset}
 
     def to_yaml(self) -> str:
         text: str = yaml.safe_dump(self.to_mapping(), sort_keys=False)
@@ -119,6 +119,8 @@ class Recipe(BaseModel):
 
 class TrainRecipe(Recipe):
     """All settings of a training run, frozen: everything that the model depends on, apart from the data."""
+
+    later_fields = ("schedule", "optimizer", "ema", "sampler", "teacher", "teacher_votes")
 
     dataset: str = Field(description="data set: see `smoothcert datasets`")
     image_size: int | None = Field(
@@ -174,11 +176,6 @@ class TrainRecipe(Recipe):
             fields["objective"] = self.objective.model_copy(update=inside)
         return super().model_copy(update=fields)
 
-    def to_mapping(self) -> dict[str, Any]:
-        """All fields, but those of LATER_FIELDS only if they are not at their defaults, as in earlier versions."""
-        unset = {name for name in LATER_FIELDS if getattr(self, name) == TrainRecipe.model_fields[name].default}
-        return {name: value for name, value in super().to_mapping().items() if name not in unset}
-
     @property
     def method(self) -> str:
         """The name of the method in tables."""
@@ -232,6 +229,8 @@ class TrainRecipe(Recipe):
 class ImportRecipe(Recipe):
     """What is known about a model that was trained elsewhere and imported."""
 
+    later_fields = ("image_size",)
+
     dataset: str = Field(description="data set that it was trained on")
     model: str = Field(description="network: see `smoothcert models`, or package.module:function")
     sigma: float = Field(gt=0, le=LARGEST_SIGMA, description="noise level that it was trained with")
@@ -244,10 +243,6 @@ class ImportRecipe(Recipe):
     def epochs(self) -> int:
         """Nothing is left to train."""
         return 0
-
-    def to_mapping(self) -> dict[str, Any]:
-        """All fields, but the size of images only if it is set, as in earlier versions."""
-        return {name: value for name, value in super().to_mapping().items() if value is not None}
 
     @property
     def noise(self) -> NoiseName:
