@@ -175,7 +175,7 @@ def print_report(written: "Report") -> None:
     for path in written.written:
         console.print(f"wrote {path}")
     if written.removed:
-        console.print(f"removed {', '.join(map(str, written.removed))}: of an earlier report, not asked for now")
+        console.print(f"removed {', '.join(map(str, written.removed))}, from a report of other runs or options")
 
 
 def report_runs(runs: Sequence[Path], out: Path, formats: Sequence[str], data: Path | None = None) -> None:

@@ -35,7 +35,7 @@ DEEPEST = 50
 """Levels of settings inside settings; ours have four."""
 NO_IMAGES = "left out: no image is certified yet"
 NO_CERTIFICATES = "left out: no certificates"
-TRIAL = "left out: another file of this run has its images and more; give this file by its name to show it"
+TRIAL = "left out: another file of this run has its images and more; --all-images or its own path shows it"
 VOTES = ("n", "n0", "seed", "batch_size")
 """Settings in which a trial differs from the certificates of a run."""
 NO_L_INFINITY = "no ACR in L∞, which needs radii in L2 and the image size of a known data set"
