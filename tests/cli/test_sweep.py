@@ -100,7 +100,7 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
         (["--set", "model=lenet,lenett"], "did you mean lenet?"),
         (["--set", "seed=0,00"], "seed00 and seed0 are the same run"),
         (["--set", "seed=0,,1"], "got an empty one"),
-        (["--set", "seed=0,1", "--set", "seed=2"], "seed is given twice"),
+        (["--set", "seed=0,1", "--set", "seed=2"], "seed is given twice; give all its values at once, as in KEY=a,b"),
         (["--set", "lambda=5,10", "--set", "objective.weight=2"], "objective.weight is given twice"),
         (["--set", "seed"], "expected key=value or key=a,b,c"),
         (["--set", "m=2,3"], "batch_size: expected a multiple of objective.num_noise = 3, got 32"),

@@ -57,7 +57,7 @@ class RecipeOptions:
         return {"objective": self.objective, **names, "epochs": self.epochs}
 
 
-def refuse_twice(fields: Mapping[str, object], changes: Sequence[str]) -> None:
+def refuse_twice(fields: Mapping[str, object], changes: Sequence[str], advice: str = "leave one out") -> None:
     """Refuse a change of --set to a field that an option or another change sets as well: which one is meant?"""
     from smoothcert.training.recipe import TrainRecipe
 
@@ -69,7 +69,7 @@ def refuse_twice(fields: Mapping[str, object], changes: Sequence[str]) -> None:
         if key.startswith("objective.") and field in TrainRecipe.model_fields.keys() - {"objective"}:
             field = key  # an objective of the user's may have an `epochs` of its own
         if field in before:
-            raise RequestError(f"--set {change}: {key} is given twice; leave one out")
+            raise RequestError(f"--set {change}: {key} is given twice; {advice}")
         before.add(field)
         if fields.get(field) is not None:
             option = "--method" if field == "objective" else f"--{field.replace('_', '-')}"

@@ -35,7 +35,7 @@ def sweep(
 ) -> None:
     """Train, certify and report one run per combination of values; the same command again finishes the rest."""
     refuse_file(out)
-    refuse_twice(options.fields(sigma, files.image_size), set_)
+    refuse_twice(options.fields(sigma, files.image_size), set_, "give all its values at once, as in KEY=a,b")
     grid = parse_grid(set_)
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}
