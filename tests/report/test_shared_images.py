@@ -77,6 +77,9 @@ def test_a_trial_in_the_folder_of_a_run_does_not_take_images_away(make_run: Make
     text = (tmp_path / "out/report.md").read_text()
     assert "**mine/test-n500**: left out: another file of this run has its images and more" in text
     assert "not ranked:" not in text
+    with pytest.warns(UserWarning, match="mine/test-n500: left out: another file of this run") as caught:
+        assert [row["name"] for row in sc.report([run, other])] == ["mine/test-n1000", "other"]
+    assert [warning.filename for warning in caught] == [__file__]
     assert counts(run, trial, other) == {"mine/test-n1000": 2, "mine/test-n500": 2, "other": 2}, "named"
     assert counts(trial, other) == {"mine": 2, "other": 2}, "alone"
     every = counts(run, other, same_images=False)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,7 +14,7 @@ from smoothcert.certification.certificates import CertificatesFile, read_certifi
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
 from smoothcert.io.written_files import is_as_written, refuse_foreign_files, stored_request, write_files
-from smoothcert.report.contents import Choices, Contents, LatexTable, read_contents
+from smoothcert.report.contents import TRIAL, Choices, Contents, LatexTable, read_contents
 from smoothcert.report.described import parse_description
 from smoothcert.report.document import TEXT_FILES, TEXTS, terminal_report
 from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
@@ -164,6 +165,8 @@ def report(
         contents = read_contents(paths, choices)
     else:
         contents = write_report(paths, Path(out), formats, choices=choices).contents
+    if trials := contents.warnings.get(TRIAL):
+        warnings.warn(f"{', '.join(trials)}: {TRIAL}", stacklevel=2)
     differences = {run.name: (c.reference, run.acr) for c in contents.comparisons for run in c.paired}
     return [_row(summary, *differences.get(summary.name, (None, None))) for summary in contents.summaries]
 
