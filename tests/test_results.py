@@ -360,9 +360,7 @@ def test_tables_of_the_best_recipes_equal_the_certificates(
     for title, run in rows.items():
         mine = counted_radii(run, skip)
         assert mine.keys() == compared.keys()
-        differences = [max(mine[index], 0.0) - max(compared[index], 0.0) for index in mine]
-        error = stdev(differences) / len(differences) ** 0.5
-        against = f"{fmean(differences):+.3f} ({error:.3f})".replace("-", "−") if any(differences) else ""
+        against = "" if mine == compared else paired_difference(mine, compared)
         shares = " | ".join(f"{100 * fmean(value >= radius for value in mine.values()):.1f}" for radius in radii)
         acr = f"{fmean(max(value, 0.0) for value in mine.values()):.3f}"
         assert " ".join(f"| {title} | {acr} | {against} | {shares} |".split()) in text
@@ -391,9 +389,9 @@ def published_radii(name: str) -> dict[int, float]:
     return {int(row["idx"]): float(row["radius"]) * (row["label"] == row["predict"]) for row in rows}
 
 
-def paired_difference(ours: dict[int, float], published: dict[int, float]) -> str:
+def paired_difference(ours: dict[int, float], others: dict[int, float]) -> str:
     """The difference in ACR over our images, with its standard error in brackets."""
-    differences = [max(radius, 0.0) - published[index] for index, radius in ours.items()]
+    differences = [max(radius, 0.0) - max(others[index], 0.0) for index, radius in ours.items()]
     error = stdev(differences) / len(differences) ** 0.5
     return f"{fmean(differences):+.3f} ({error:.3f})".replace("-", "−")
 
