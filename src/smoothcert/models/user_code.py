@@ -29,6 +29,11 @@ def is_code(name: str) -> bool:
     return ":" in name
 
 
+def is_own_code(name: str) -> bool:
+    """Whether `name` is a user's code, which runs only if the user names it; networks of hubs are none."""
+    return is_code(name) and not is_hub(name)
+
+
 def own_model(reference: str, num_classes: int | None) -> Classifier:
     """Call `package.module:function`, which returns a module or any callable from images in [0, 1] to logits.
 

@@ -27,7 +27,7 @@ from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.references import same_reference
 from smoothcert.io.results import alone
 from smoothcert.io.text import named_error
-from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub
+from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub, is_own_code
 from smoothcert.training.device import default_float32
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe
@@ -294,7 +294,7 @@ def refuse_code(source: Path, model: str, code: str | None) -> None:
         return
     instead = f"--model {shlex.quote(code or '')} --init {shlex.quote(str(source))}"
     moved = f"; if it has moved, give {instead} in place of the run" if code is not None and is_code(model) else ""
-    if is_code(model) and not is_hub(model):
+    if is_own_code(model):
         allow = f'--model {shlex.quote(model)} (Python: code="{model}")'
         raise RequestError(f"{source}: its network is the code {model}; allow it with {allow}{moved}")
     if code is not None:
@@ -339,7 +339,7 @@ def load_runs(folders: Sequence[Path], code: str | None = None) -> list[Run]:
     for folder in folders:
         check_run_folder(folder)
     networks = {folder: read_model_file(folder / MODEL).recipe.model for folder in folders}
-    own = [folder for folder, network in networks.items() if is_code(network) and not is_hub(network)]
+    own = [folder for folder, network in networks.items() if is_own_code(network)]
     # Without own networks, `code` is refused.
     return [load_run(folder, code if folder in (own or folders) else None) for folder in folders]
 

@@ -11,7 +11,7 @@ from smoothcert.data.class_names import unknown_class
 from smoothcert.data.datasets import published_name
 from smoothcert.errors import RequestError
 from smoothcert.io.references import same_reference
-from smoothcert.models import is_code, is_hub
+from smoothcert.models import is_own_code
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.objectives import Distillation
 from smoothcert.training.checkpoint import MODEL, Run, load_run, read_model_file
@@ -51,7 +51,7 @@ def _load_run(folder: Path, student: str) -> Run:
     """Load a run whose network is not the user's own code, or is that of the student, which the user has named."""
     check_run_folder(folder)
     network = read_model_file(folder / MODEL).recipe.model
-    if is_code(network) and not is_hub(network) and not same_reference(network, student):
+    if is_own_code(network) and not same_reference(network, student):
         raise RequestError(
             f"--teacher {folder}: its network is the code {network}, and --model names that of the student; "
             f'train in Python: train(recipe, classifier=load("{folder}", code="{network}").model)'
