@@ -48,7 +48,7 @@ class Distillation(Objective):
         result = self.from_logits(noisy_logits, teacher_logits)
         # Not a part of the loss: it shows whether the network learns.
         cross_entropy = cross_entropy_under_noise(noisy_logits.detach(), labels)
-        return result._replace(terms={**result.terms, "cross_entropy": cross_entropy})
+        return LossTerms(result.loss, {**result.terms, "cross_entropy": cross_entropy}, result.noisy_logits)
 
     def from_logits(self, noisy_logits: Tensor, teacher_logits: Tensor) -> LossTerms:
         """Compute the loss from logits of student and teacher, both [num_noise, batch, classes]."""
