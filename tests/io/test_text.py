@@ -24,7 +24,7 @@ from smoothcert.io.text import (
     radius_text,
     rate,
 )
-from smoothcert.report.progress import certification_bar, counting_bar, print_note, print_warning
+from smoothcert.report.progress import certification_bar, counting_bar
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_one_of_several_processes_prints_notes(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", rank)
-    print_note(PlainConsole(file=sys.stdout), "a")
-    print_warning(PlainConsole(file=sys.stdout), "b")
+    PlainConsole(file=sys.stdout).note("a")
+    PlainConsole(file=sys.stdout).warn("b")
     assert capsys.readouterr().out == printed
 
 

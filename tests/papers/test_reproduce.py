@@ -15,7 +15,6 @@ import pytest
 import torch
 from PIL import Image
 from processes import CONTEXT
-from rich.console import Console
 from tiny import tiny_recipe
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import ImageData, Split, datasets, mnist
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import compress
+from smoothcert.io.console import PlainConsole
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
 from smoothcert.objectives.inputs import inputs_per_image
 from smoothcert.papers import reproduce as reproduction
@@ -163,7 +163,7 @@ def test_estimate_is_inputs_times_seconds(tmp_path: Path) -> None:
     assert run.seconds == 90 * (60_000 - 96) * 2 + 1000 * 10 * (400 + 100)
     shown = io.StringIO()
     table = plan_table([replace(run, seconds=9_350), replace(run, seconds=9_350)])
-    Console(file=shown, width=80).print(table)
+    PlainConsole(file=shown, width=80).print(table)
     assert shown.getvalue().splitlines()[-1].strip() == "estimate for all, one after the other: 5 h 11 min"
 
 
@@ -314,7 +314,7 @@ def texts_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def reproduced(asked: Request, planned: list[PlannedRun]) -> str:
     """What `reproduce` prints."""
     shown = io.StringIO()
-    reproduction.reproduce([(asked, planned)], Console(file=shown, width=200))
+    reproduction.reproduce([(asked, planned)], PlainConsole(file=shown, width=200))
     return shown.getvalue()
 
 
@@ -452,7 +452,7 @@ def test_shared_run_is_trained_once_and_reported_in_each_table(tmp_path: Path, m
     ]
     monkeypatch.setattr(reproduction, "finish_runs", lambda runs, *rest: worked_on.extend(runs) or {})
     shown = io.StringIO()
-    reproduction.reproduce(plans, Console(file=shown, width=200))
+    reproduction.reproduce(plans, PlainConsole(file=shown, width=200))
     assert names(worked_on) == ["gaussian-0.5"]
     for i, table in enumerate(tables):
         assert f"{table} (reproduced; 1 of {(27, 18)[i]} runs)" in shown.getvalue()
@@ -466,7 +466,7 @@ def test_shared_run_is_trained_once_and_reported_in_each_table(tmp_path: Path, m
     reports: list[str] = []
     monkeypatch.setattr(reproduction, "show_report", stumble)
     with pytest.raises(WorkError, match=f"{tables[0]} could not be .* for {tables[0]}; .* no room for {tables[1]}"):
-        reproduction.reproduce(plans, Console(file=shown))
+        reproduction.reproduce(plans, PlainConsole(file=shown))
     assert reports == list(tables)
 
 
@@ -486,11 +486,11 @@ def test_brackets_in_paths_are_printed(name: str, tmp_path: Path) -> None:
     good, bad = finished_in(out, seeds=(0, 3))
     bad = replace(bad, problem=f"{bad.folder}: torn")
     plan_shown = io.StringIO()
-    Console(file=plan_shown, width=400).print(plan_table([good, bad]))
+    PlainConsole(file=plan_shown, width=400).print(plan_table([good, bad]))
     assert f"damaged: {bad.problem}" in plan_shown.getvalue()
     report = io.StringIO()
     with pytest.raises(WorkError):
-        reproduction.reproduce([(request(out=out), [good, bad])], Console(file=report, width=400))
+        reproduction.reproduce([(request(out=out), [good, bad])], PlainConsole(file=report, width=400))
     assert f"runs tried, failed: {bad.problem}" in report.getvalue()
     assert f"wrote {out / 'report' / 'report.md'}" in report.getvalue()
 
@@ -533,7 +533,7 @@ def runs_in(folder: Path, count: int) -> list[PlannedRun]:
     return [PlannedRun(folder / str(number), paper.recipe, 100, 1, None, 10, paper=paper) for number in range(count)]
 
 
-QUIET = Console(quiet=True)
+QUIET = PlainConsole(quiet=True)
 
 
 def test_full_disk_does_not_stop_the_other_runs(tmp_path: Path, tiny_data: ImageData) -> None:
@@ -557,7 +557,7 @@ def test_processes_share_the_cores_and_report_their_end(tmp_path: Path, monkeypa
         return {runs[0].folder: "the loss diverged"}
 
     monkeypatch.setattr(work, "call_in_processes", call)
-    failed = work.finish_in_processes(runs, request(jobs=2), Console(file=shown))
+    failed = work.finish_in_processes(runs, request(jobs=2), PlainConsole(file=shown))
     assert failed == {runs[0].folder: "the loss diverged"}
     assert shown.getvalue() == "finished 1 (1 of 2, 2 s)\nfailed 0 (2 of 2, 75 s)\n"
 
@@ -604,9 +604,9 @@ def test_notes_about_images_are_printed_once_and_a_trained_run_needs_no_training
         return replace(mnist.load_sample(split), notes=(f"the {split} images are few",))
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    work.print_notes(runs, request(), Console(file=shown))
+    work.print_notes(runs, request(), PlainConsole(file=shown))
     assert shown.getvalue() == "note: the train images are few\nnote: the test images are few\n"
-    work.print_notes([replace(run, epochs_done=90) for run in runs], request(), Console(file=shown))
+    work.print_notes([replace(run, epochs_done=90) for run in runs], request(), PlainConsole(file=shown))
     assert (shown.getvalue().count("train"), shown.getvalue().count("test")) == (1, 2)
 
 

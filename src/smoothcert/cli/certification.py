@@ -172,9 +172,8 @@ def merge(
 ) -> None:
     """Merge the certificates files of shards; missing and incomplete shards are refused."""
     from smoothcert.certification.shards import merge_certificates
-    from smoothcert.report.progress import print_note
 
-    rows = merge_certificates(files, out, partial=partial, on_note=lambda text: print_note(console, text))
+    rows = merge_certificates(files, out, partial=partial, on_note=console.note)
     console.print(f"wrote {rows} rows to {out}; next: {command_line('report', out)}")
 
 
@@ -219,7 +218,6 @@ def recertify(
     check_file(file, "a certificates file")
     from smoothcert.certification.recertify import recertify as recompute
     from smoothcert.io.compressed import PLAIN, read_content, stem
-    from smoothcert.report.progress import print_note
     from smoothcert.training.run_folder import CERTIFICATES
 
     changes = [*([f"alpha{alpha:g}"] if alpha is not None else []), *([bound] if bound else [])]
@@ -230,4 +228,4 @@ def recertify(
     console.print(f"wrote {rows:,} of {total:,} rows to {target}")
     if target.parent == file.parent and file.parent.name == CERTIFICATES:
         text = f"reports about {file.parent.parent} now show both files, and do not rank them; --out writes elsewhere"
-        print_note(console, text)
+        console.note(text)

@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from smoothcert.io.compressed import compressed_form, result_files
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.files import check_inside
 from smoothcert.io.text import counted
-from smoothcert.report.progress import certification_bar, print_data_notes, print_note
+from smoothcert.report.progress import certification_bar, print_data_notes
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.training.checkpoint import Run
@@ -77,7 +76,7 @@ def subject_for_images(
 ) -> Subject:
     """Return the classifier of `certify` and `attack`; a network that is no run has the classes of the images."""
     num_classes = None if folders else request.images(None).num_classes
-    return find_subject(request, folders, sigma, num_classes, partial(print_note, console))
+    return find_subject(request, folders, sigma, num_classes, console.note)
 
 
 def default_folder(kind: str, runs: Sequence[Path]) -> Path:
@@ -157,7 +156,7 @@ def certify_target(
     if others := {row.index for row in rows}.difference(indices):
         more = f"{target.path.name} holds {len(others):,} images that an earlier call chose as well"
         apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"
-        print_note(console, f"{more}; {apart}")
+        console.note(f"{more}; {apart}")
     if request.json_:
         print(json.dumps(for_machines(target, file, request.chosen_data(target.first)[0])), flush=True)
     return target
@@ -167,7 +166,7 @@ def print_notes(request: CertifyOptions, target: Target, images: Images) -> None
     """Print what a user may want to know before the work begins."""
     for run in target.subject.runs:
         if not run.finished:
-            print_note(request.console, f"{run.folder} has trained {run.epoch} of {run.recipe.epochs} epochs")
+            request.console.note(f"{run.folder} has trained {run.epoch} of {run.recipe.epochs} epochs")
     print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
 
 

@@ -1,6 +1,5 @@
 """`smoothcert train-denoiser`."""
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -63,7 +62,7 @@ def train_denoiser(
     check_dataset(dataset)
     refuse_used_folder(out, resume)
     from smoothcert.distributed import meet
-    from smoothcert.report.progress import print_data_notes, print_note, train_with_bar
+    from smoothcert.report.progress import print_data_notes, train_with_bar
     from smoothcert.training.default_recipe import default_batch_size
     from smoothcert.training.denoiser import denoiser_recipe, load_classifier
     from smoothcert.training.recipe import with_overrides
@@ -77,10 +76,10 @@ def train_denoiser(
     print_data_notes(console, images)
     if len(images) < recipe.batch_size and not any(text.startswith("batch_size=") for text in set_):
         recipe = recipe.model_copy(update={"batch_size": default_batch_size(len(images), recipe.dataset)})
-        print_note(console, f"batch_size {recipe.batch_size}, for {len(images)} training images; --set changes it")
+        console.note(f"batch_size {recipe.batch_size}, for {len(images)} training images; --set changes it")
     judge = None
     if classifier is not None:
-        judge = load_classifier(classifier, images.num_classes, classifier_init, partial(print_note, console))
+        judge = load_classifier(classifier, images.num_classes, classifier_init, console.note)
     train_with_bar(
         *(recipe, images, out),
         classifier=judge,

@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -229,12 +229,11 @@ class NetworkOptions(ImageOptions):
         from torch import nn
 
         from smoothcert.distributed import find_device
-        from smoothcert.report.progress import print_data_notes, print_note
+        from smoothcert.report.progress import print_data_notes
 
         images = self.images(run, split)
         print_data_notes(console, images)
-        note = partial(print_note, console)
-        network = self.own_network(images.num_classes, note) if run is None else run.model
+        network = self.own_network(images.num_classes, console.note) if run is None else run.model
         return network.to(find_device(device)) if isinstance(network, nn.Module) else network, images
 
     @property

@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -62,10 +61,9 @@ def predict(
     from smoothcert.data.image_files import read_image_files
     from smoothcert.data.images import in_unit_interval
     from smoothcert.distributed import find_device
-    from smoothcert.report.progress import print_note
 
     torch_device = find_device(device)
-    note = partial(print_note, console if format_ == "table" else PlainConsole(stderr=True))
+    note = (console if format_ == "table" else PlainConsole(stderr=True)).note
     named = named_classifier(request, runs, sigma, note, images[0])
     spec, (noise_level, kind) = named.spec, noise_for(named.subject, sigma, noise)
     CertifySettings(n=n, alpha=alpha, sigma=noise_level, noise=kind, bound=bound)  # refuses wrong ones
@@ -95,9 +93,7 @@ def predict(
 @contextmanager
 def printing_warnings(first: Sequence[str]) -> Iterator[None]:
     """Print the warnings `first`, and those that the library raises inside as soon as it does."""
-    from smoothcert.report.progress import print_warning
-
-    warn = partial(print_warning, PlainConsole(stderr=True))
+    warn = PlainConsole(stderr=True).warn
     for text in first:
         warn(text)
     with warnings.catch_warnings():

@@ -114,15 +114,13 @@ def choose_recipe(
     # JSON is YAML: a path may contain " #".
     overrides = [*(f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None), *changes]
     final, changed = with_overrides(chosen, overrides), {text.partition("=")[0] for text in overrides}
-    from smoothcert.report.progress import print_note  # imports matplotlib, which a wrong name must not wait for
-
     if options.preset is None and file is None and not silent:
         from smoothcert.training.default_recipe import describe_choices
 
         choices = describe_choices(chosen, final, trained=trained)
-        print_note(console, f"defaults without a preset: {choices}; --set changes them")
+        console.note(f"defaults without a preset: {choices}; --set changes them")
     if trained and (better := f"{options.preset}{FINETUNE}") in PRESETS:
-        print_note(console, f"{options.preset} has the learning rates for random weights; with --init give {better}")
+        console.note(f"{options.preset} has the learning rates for random weights; with --init give {better}")
     check_dataset(final.dataset)
     if file is not None and "dataset" not in changed:
         refuse_data_code(file, final.dataset)
@@ -151,10 +149,8 @@ def note_other_defaults(replaced: "Objective", objective: "Objective") -> None:
     pairs = {name: (getattr(objective, name), getattr(replaced, name)) for name in sorted(kept)}
     differences = [f"{name} {own} (the preset: {theirs})" for name, (own, theirs) in pairs.items() if own != theirs]
     if differences:
-        from smoothcert.report.progress import print_note
-
         text = f"{type(objective).__name__} has its own defaults: {', '.join(differences)}; --set changes them"
-        print_note(console, text)
+        console.note(text)
 
 
 def recipe_for_data(

@@ -1,7 +1,6 @@
 """`smoothcert serve`."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +59,6 @@ def serve(
     from smoothcert.certification.serve.server import address, is_local, listen, read_token, serve
     from smoothcert.certification.serve.service import Service
     from smoothcert.distributed import find_device
-    from smoothcert.report.progress import print_warning
 
     secret = None if token is None else read_token(token)
     listener = listen(host, port)  # a port in use is reported before models are loaded
@@ -70,7 +68,7 @@ def serve(
     service = Service(load_models(request, folders, sigma, max_batch, torch_device), limits, log)
     service.warm_up()
     if secret is None and not is_local(host):
-        print_warning(console, f"anyone who reaches {host} can use this server; give a --token FILE")
+        console.warn(f"anyone who reaches {host} can use this server; give a --token FILE")
     for served in service.models:
         noise = served.counter.noise
         console.print(f"serving {served.name} ({noise.name} noise, sigma {noise.sigma:g}, {torch_device.type})")
@@ -105,7 +103,6 @@ def load_models(
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.cli.certify_targets import default_folder
     from smoothcert.cli.classifiers import named_classifier, noise_for
-    from smoothcert.report.progress import print_note, print_warning
 
     groups = [(folder.resolve().name, [folder]) for folder in folders]
     if request.kind or not folders:
@@ -113,10 +110,10 @@ def load_models(
         groups = [(name, [*folders])]
     models = []
     for name, members in groups:
-        named = named_classifier(request, members, sigma, partial(print_note, console))
+        named = named_classifier(request, members, sigma, console.note)
         level, kind = noise_for(named.subject, sigma, None)
         for text in named.subject.noise_warnings(level, kind):
-            print_warning(console, text)
+            console.warn(text)
         settings = CertifySettings(batch_size=max_batch, sigma=level)
         models.append(ServedModel.of(name, named.subject, named.spec, named.dataset, device, settings))
     return models

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,7 +87,7 @@ def train(
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
         raise
     from smoothcert.distributed import meet
-    from smoothcert.report.progress import print_warning, train_with_bar
+    from smoothcert.report.progress import train_with_bar
     from smoothcert.training.checkpoint import in_order_of_run
     from smoothcert.training.teacher import load_teacher
     from smoothcert.training.tracking import tracker
@@ -99,7 +98,7 @@ def train(
     print_notes(images)
     classifier = None
     if teacher:
-        classifier, images = load_teacher(teacher, recipe, images, partial(print_warning, console))
+        classifier, images = load_teacher(teacher, recipe, images, console.warn)
     train_with_bar(
         *(recipe, images, out),
         classifier=classifier,
@@ -131,13 +130,13 @@ def certify_next(recipe: "TrainRecipe | ImportRecipe", out: Path, files: ImageOp
 def print_notes(images: "Images") -> None:
     """Print what a user should know about the training images, and that none are left to certify if so."""
     from smoothcert.data import UNSPLIT
-    from smoothcert.report.progress import print_data_notes, print_note
+    from smoothcert.report.progress import print_data_notes
 
     print_data_notes(console, images)
     if images.split == UNSPLIT:
         text = f"{images.name} has no split: all {len(images):,} images are trained on; certify others"
         folders = ", or keep some apart: PATH/train/CLASS and PATH/test/CLASS"
-        print_note(console, text + (folders if images.name.startswith("folder:") else ""))
+        console.note(text + (folders if images.name.startswith("folder:") else ""))
 
 
 def stored_recipe(out: Path, *, startable: bool) -> Path | None:
@@ -193,7 +192,6 @@ def import_(
     check_dataset(dataset)
     from smoothcert.data import DATASETS
     from smoothcert.models import is_code
-    from smoothcert.report.progress import print_note, print_warning
     from smoothcert.training.checkpoint import InputSpec
     from smoothcert.training.import_checkpoint import import_checkpoint
     from smoothcert.training.import_own_network import import_own_network
@@ -221,9 +219,9 @@ def import_(
         except (RequestError, WorkError) as error:
             warning = f"input layer: not checked ({error})"
     for note in run.provenance["notes"]:
-        print_note(console, note)
+        console.note(note)
     if warning:
-        print_warning(console, warning)
+        console.warn(warning)
     console.print(f"imported {out}; next: {certify_next(run.recipe, out, files)}")
 
 

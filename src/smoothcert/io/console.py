@@ -33,6 +33,15 @@ class PlainConsole(Console):
         as_is = {"soft_wrap": True, "highlight": False} if all(isinstance(each, str) for each in objects) else {}
         super().print(*objects, **{**as_is, **options})
 
+    def note(self, text: str, kind: str = "note") -> None:
+        """Print what a user may want to know, in the first of several processes only."""
+        if leads():
+            self.print(f"{kind}: {text}", style="yellow")
+
+    def warn(self, text: str) -> None:
+        """Print what a user should change."""
+        self.note(text, "warning")
+
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(one_line(text), **options)
 

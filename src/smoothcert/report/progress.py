@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress
 
 from smoothcert.io.console import PlainColumn, PlainConsole, leads
@@ -22,13 +20,13 @@ if TYPE_CHECKING:  # each command loads what it needs: certifying starts without
 
 
 @contextmanager
-def _bar(quiet: bool = False) -> Iterator[Progress]:
+def _bar(console: PlainConsole) -> Iterator[Progress]:
     """A bar that is updated on a terminal; elsewhere its last state is printed once, by one of several processes.
 
     Work that ends before the first progress, such as a refused request, leaves no bar.
     """
     columns = (PlainColumn("{task.description}"), BarColumn(bar_width=10), PlainColumn("{task.fields[now]}"))
-    bar = Progress(*columns, console=PlainConsole(quiet=quiet), disable=not leads())
+    bar = Progress(*columns, console=console, disable=not leads())
     bar.start()
     try:
         yield bar
@@ -40,28 +38,16 @@ def _bar(quiet: bool = False) -> Iterator[Progress]:
             bar.live.stop()  # bar.stop would end the line of a bar, which is not there
 
 
-def print_note(console: Console, text: str, kind: str = "note") -> None:
-    """Print what a user may want to know, above the bars of `console`; one of several processes prints."""
-    if leads():
-        console.print(f"{kind}: {text}", style="yellow", soft_wrap=True, markup=False)
-
-
-def print_warning(console: Console, text: str) -> None:
-    """Print what a user should change."""
-    print_note(console, text, "warning")
-
-
-def print_data_notes(console: Console, images: "Images", trained_on: str | None = None) -> None:
+def print_data_notes(console: PlainConsole, images: "Images", trained_on: str | None = None) -> None:
     """Print what a user should know about `images`. `trained_on` is the data set of the network that is certified."""
     from smoothcert.data import UNSPLIT
 
     for note in images.notes:
-        print_note(console, note)
+        console.note(note)
     if images.split == UNSPLIT and trained_on is not None and same_reference(trained_on, images.name):
-        print_warning(
-            console,
+        console.warn(
             f"{images.name} has no split: the certified accuracy is that of images that the network was trained on; "
-            "give data with a test split",
+            "give data with a test split"
         )
 
 
@@ -69,7 +55,8 @@ def train_with_bar(recipe: "TrainRecipe", data: "Images", folder: Path, **option
     """`train`, showing epoch, loss, accuracy if known, images/s and the time left, and notes above the bar."""
     from smoothcert.training.loop import train
 
-    with _bar() as bar:
+    console = PlainConsole()
+    with _bar(console) as bar:
         task = bar.add_task(f"train {folder.name}", total=None, now="")
 
         def show(status: "TrainingStatus") -> None:
@@ -80,14 +67,18 @@ def train_with_bar(recipe: "TrainRecipe", data: "Images", folder: Path, **option
             done = status.epoch * status.steps + status.step
             bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
 
-        train(recipe, data, folder, on_progress=show, on_note=partial(print_note, bar.console), **options)
+        train(recipe, data, folder, on_progress=show, on_note=console.note, **options)
 
 
 class CertificationBar:
     """Shows images done, running ACR, images/s, votes/s and the time left."""
 
-    def __init__(self, bar: Progress, name: str, images: int) -> None:
+    def __init__(self, bar: Progress, console: PlainConsole, name: str, images: int) -> None:
         self._bar, self._task = bar, bar.add_task(f"certify {name}", total=images, now="")
+        self.note = console.note
+        """Prints a note above the bar."""
+        self.warn = PlainConsole(stderr=True).warn if console.quiet else console.warn
+        """Prints a warning above the bar, or on standard error if there is none."""
 
     def __call__(self, status: "CertificationStatus") -> None:
         left = status.seconds_left
@@ -97,26 +88,19 @@ class CertificationBar:
             now += f" {rate(status.images_per_second)} img/s {rate(status.votes_per_second)} votes/s"
         self._bar.update(self._task, total=status.total, completed=status.done, now=now)
 
-    def warn(self, text: str) -> None:
-        """Print a warning above the bar, or on standard error if there is none."""
-        print_warning(PlainConsole(stderr=True) if self._bar.console.quiet else self._bar.console, text)
-
-    def note(self, text: str) -> None:
-        """Print a note above the bar."""
-        print_note(self._bar.console, text)
-
 
 @contextmanager
 def certification_bar(name: str, images: int, quiet: bool = False) -> Iterator[CertificationBar]:
     """A bar to call with each status of a certification; with `quiet`, only its warnings are printed."""
-    with _bar(quiet) as bar:
-        yield CertificationBar(bar, name, images)
+    console = PlainConsole(quiet=quiet)
+    with _bar(console) as bar:
+        yield CertificationBar(bar, console, name, images)
 
 
 @contextmanager
 def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], None]"]:
     """A bar to call with each status of an attack: images done, how many withstood everything, and contradictions."""
-    with _bar() as bar:
+    with _bar(PlainConsole()) as bar:
         task = bar.add_task(f"attack {name}", total=images, now="")
 
         def show(status: "AttackStatus") -> None:
@@ -130,6 +114,6 @@ def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], Non
 @contextmanager
 def counting_bar(totals: Mapping[str, int]) -> Iterator[Callable[[str, int], None]]:
     """One bar per name in `totals`, to call with a name and the number that is done."""
-    with _bar() as bar:
+    with _bar(PlainConsole()) as bar:
         tasks = {name: bar.add_task(name, total=total, now=f"0/{total}") for name, total in totals.items()}
         yield lambda name, done: bar.update(tasks[name], completed=done, now=f"{done}/{totals[name]}")

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import counted, escape_markdown, markdown_table
 from smoothcert.io.written_files import write_files
 from smoothcert.papers.reproduce.planning import PlannedRun, Request, plan, share_runs
@@ -33,7 +32,7 @@ Outcome = tuple[PaperRun, str, str]
 """A run of the table, the name of its folder, its state in the end."""
 
 
-def reproduce(plans: Sequence[tuple[Request, Sequence[PlannedRun]]], console: Console) -> None:
+def reproduce(plans: Sequence[tuple[Request, Sequence[PlannedRun]]], console: PlainConsole) -> None:
     """Train and certify what is missing of the plans, then write a report for each, with the published rows.
 
     The requests differ only in their tables (see `share_runs`). Runs and reports that fail are named in one WorkError
@@ -69,7 +68,9 @@ def outcomes(request: Request, planned: Sequence[PlannedRun], failed: Mapping[Pa
     return rows
 
 
-def show_report(request: Request, finished: Sequence[PlannedRun], rows: Sequence[Outcome], console: Console) -> None:
+def show_report(
+    request: Request, finished: Sequence[PlannedRun], rows: Sequence[Outcome], console: PlainConsole
+) -> None:
     """Write the report and rows.md, and print the table, what is missing in it, and the files."""
     out, title = request.out / f"{request.prefix}{request.report}", title_of(request, rows)
     report = write_report(
@@ -81,11 +82,11 @@ def show_report(request: Request, finished: Sequence[PlannedRun], rows: Sequence
         gallery=partial(pictures, folder=request.reader.folder),
     )
     write_files(out, {"rows.md": rows_page(title, rows).encode()})
-    console.print(title, style="bold", soft_wrap=True, markup=False)
+    console.print(title, style="bold")
     for shown in terminal_report(report.contents, console.width):
         console.print(shown)
     for line in (*missing(rows), *(f"wrote {path}" for path in (*report.written, out / "rows.md"))):
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line)
 
 
 def title_of(request: Request, rows: Sequence[Outcome]) -> str:

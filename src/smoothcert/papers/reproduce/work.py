@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
 
 from smoothcert.certification.certify_dataset import certify_dataset
@@ -15,15 +14,16 @@ from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import UNSPLIT, Split
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.console import PlainConsole
 from smoothcert.papers.processes import Failures, call_in_processes, reason_of
 from smoothcert.papers.reproduce.run_state import Resources, RunState
-from smoothcert.report.progress import certification_bar, print_data_notes, print_note, train_with_bar
+from smoothcert.report.progress import certification_bar, print_data_notes, train_with_bar
 from smoothcert.training.checkpoint import RECIPE, load_run
 from smoothcert.training.loop import TrainingStatus
 from smoothcert.training.several_runs import train_together
 
 
-def finish_runs(planned: Sequence[RunState], resources: Resources, console: Console) -> Failures:
+def finish_runs(planned: Sequence[RunState], resources: Resources, console: PlainConsole) -> Failures:
     """Train and certify what is missing of each run; one that fails, or is damaged, does not stop the others."""
     failed = {run.folder: run.problem for run in planned if run.problem is not None}
     planned = [run for run in planned if run.problem is None and not run.done]
@@ -44,7 +44,7 @@ def failures_in_words(failed: Failures, runs: int) -> str:
     return f"{len(failed)} of {runs} runs failed, the same command tries them again ({reasons})"
 
 
-def print_notes(planned: Sequence[RunState], resources: Resources, console: Console) -> None:
+def print_notes(planned: Sequence[RunState], resources: Resources, console: PlainConsole) -> None:
     """Print what a user should know about the images, once for all runs; if they cannot be read, each run fails."""
     splits: tuple[Split, ...] = ("train", "test")
     needed = [(run.known_recipe, split) for run in planned for split in splits if split == "test" or not run.trained]
@@ -56,7 +56,7 @@ def print_notes(planned: Sequence[RunState], resources: Resources, console: Cons
                 print_data_notes(console, images, trained_on=dataset if split == "test" else None)
 
 
-def train_runs(planned: Sequence[RunState], resources: Resources, console: Console) -> Failures:
+def train_runs(planned: Sequence[RunState], resources: Resources, console: PlainConsole) -> Failures:
     """Train each run from its last saved epoch to its last epoch; several at once take turns in this process.
 
     This is how small networks share a GPU: processes of their own would only wait for each other.
@@ -71,8 +71,7 @@ def train_runs(planned: Sequence[RunState], resources: Resources, console: Conso
             done, total = status.epoch * status.steps + status.step, status.epochs * status.steps
             bar.update(tasks[folder], completed=done, total=total, visible=True)
 
-        note = partial(print_note, bar.console)
-        failures = train_together(runs, resources.jobs, device=resources.device, on_progress=show, on_note=note)
+        failures = train_together(runs, resources.jobs, device=resources.device, on_progress=show, on_note=console.note)
     return {folder: reason_of(error) for folder, error in failures.items()}
 
 
@@ -104,7 +103,7 @@ def in_turn(planned: Sequence[RunState], work: Callable[[RunState], None]) -> Fa
     return failed
 
 
-def finish_in_processes(planned: Sequence[RunState], resources: Resources, console: Console) -> Failures:
+def finish_in_processes(planned: Sequence[RunState], resources: Resources, console: PlainConsole) -> Failures:
     """Finish each run in a process of its own, `jobs` at a time, which share the cores."""
     threads, ended = max(1, torch.get_num_threads() // resources.jobs), 0
 
@@ -113,7 +112,7 @@ def finish_in_processes(planned: Sequence[RunState], resources: Resources, conso
         ended += 1
         word = "finished" if reason is None else "failed"
         line = f"{word} {folder.name} ({ended} of {len(planned)}, {seconds:.0f} s)"
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line)
 
     alone = replace(resources, reader=replace(resources.reader))  # without images
     calls = {run.folder: partial(finish_run, run, alone) for run in planned}
