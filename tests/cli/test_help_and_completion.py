@@ -62,6 +62,18 @@ def test_options_of_certify_are_in_groups_and_flags_have_no_type(run_cli: Cli) -
     assert "<" not in flag
 
 
+@pytest.mark.parametrize("name", all_commands())
+def test_groups_of_options_have_one_order_in_all_commands(name: str, run_cli: Cli) -> None:
+    _, out, _ = run_cli(*name.split(), "--help")
+    order = ["Arguments", "Options", "Recipe", "Numbers", "Images", "Noise and votes", "Fewer votes", "Attack"]
+    order += ["Network", "Output", "LaTeX", "Speed"]
+    groups = re.findall("╭─ (.+?) ─", out)
+    assert groups == [group for group in order if group in groups]
+    if "--dataset " in out:
+        places = [out.index(f" --{option} ") for option in ("dataset", "image-size", "data")]
+        assert places == sorted(places)
+
+
 def options_in(page: str, group: str) -> list[str]:
     """The options in the box `group` of a help page."""
     return re.findall("│ --([a-z-]+) ", page[page.index(f"─ {group} ─") :].partition("╯")[0])

@@ -45,7 +45,7 @@ def attack(
         str | None,
         typer.Option(help="Comma-separated L2 radii.", show_default="up to 4 sigma", rich_help_panel="Attack"),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Attack steps.", rich_help_panel="Attack")] = 20,
+    steps: Annotated[int, typer.Option(help="Attack steps.")] = 20,
     num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32,
     n: Annotated[int, count_option("--n", "--votes", help="Votes of a prediction.")] = 1000,
     alpha: Annotated[float, typer.Option(help="Largest probability that the result of an image is wrong.")] = 0.001,

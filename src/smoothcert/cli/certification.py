@@ -107,7 +107,11 @@ class SettingsOptions:
         float | None, typer.Option(help="Stop the votes of an image when this radius is decided.")
     ] = None
     radii: Annotated[
-        str | None, typer.Option(help="Stop the votes of an image when these comma-separated radii are decided.")
+        str | None,
+        typer.Option(
+            help="Stop the votes of an image when these comma-separated radii are decided.",
+            rich_help_panel="Fewer votes",
+        ),
     ] = None
     radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, that may be lost for fewer votes.")] = (
         None

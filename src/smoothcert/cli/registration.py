@@ -13,22 +13,28 @@ START, PAPERS, FILES, LISTS = "Start", "Papers", "Files", "Lists"
 """The panels of commands."""
 
 GROUPS = {
-    "Recipe": ("preset", "recipe", "objective", "epochs", "set_", "init", "teacher", "seeds", "method", "quick"),
+    "Recipe": (
+        *("preset", "recipe", "method", "objective", "epochs", "set_", "init", "teacher", "seeds", "quick"),
+        *("classifier", "classifier_init", "stability_weight"),
+    ),
+    "Numbers": ("paper", "radii", "reference", "all_images", "described", "linf"),
     "Images": (
-        *("dataset", "image_size", "classes", "channels", "skip_unreadable", "skip", "max_images", "shard", "index"),
-        *("data", "resize"),
+        *("dataset", "image_size", "channels", "classes", "skip_unreadable", "resize", "index", "images"),
+        *("certificates", "skip", "max_images", "shard", "data"),
     ),
-    "Noise and votes": ("sigma", "noise", "n", "n0", "alpha", "bound", "sound", "radius", "seed", "num_noise"),
+    "Noise and votes": ("sigma", "noise", "n", "n0", "alpha", "bound", "sound", "radius", "num_noise", "seed"),
     "Fewer votes": ("until_radius", "radii", "radius_loss", "label_aware"),
-    "Network": ("model", "denoiser", "arch", "input_layer", "ensemble", "cascade", "consensus", "hub"),
-    "Speed": ("device", "precision", "compile", "compile_", "batch_size", "jobs", "capture", "sync_batch_norm"),
-    "LaTeX": ("columns", "caption", "label"),
+    "Attack": ("radii", "steps", "step_size"),
+    "Network": ("model", "arch", "input_layer", "hub", "init", "ensemble", "consensus", "cascade", "denoiser"),
     "Output": (
-        *("out", "name", "format_", "paper", "json_", "quiet", "track", "force", "dry_run", "evaluate_every"),
-        "compress_",
+        *("out", "resume", "name", "title", "format_", "check", "compress_", "json_", "quiet", "evaluate_every"),
+        *("track", "force", "dry_run"),
     ),
+    "LaTeX": ("columns", "caption", "label"),
+    "Speed": ("device", "precision", "batch_size", "jobs", "compile", "compile_", "capture", "sync_batch_norm"),
 }
-"""Group -> parameters of commands; other options are in the group "Options"."""
+"""Group -> parameters of commands, in the order of the help; of two groups with a name, an option is in the first,
+unless it says otherwise. Other options are in the group "Options", which typer prints before these."""
 COMPLETIONS = {
     **dict.fromkeys(("tables", "table", "paper"), ("papers.tables", "paper_table_names")),
     "preset": ("papers.presets", "PRESETS"),
@@ -36,7 +42,7 @@ COMPLETIONS = {
     "dataset": ("data", "DATASETS"),
 }
 """Parameter of a command -> the values that a shell completes: a module without torch, and a collection or function."""
-_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
+_GROUP_OF = {name: group for group, names in reversed(GROUPS.items()) for name in names}
 
 
 def add_command(app: typer.Typer, name: str, function: Callable[..., None], panel: str | None, example: str) -> None:
@@ -59,6 +65,7 @@ def add_command(app: typer.Typer, name: str, function: Callable[..., None], pane
 
     for parameter in parameters:
         _describe(parameter)
+    parameters.sort(key=_place)
     keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     call.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     call.__doc__ = function.__doc__
@@ -80,3 +87,11 @@ def _describe(parameter: inspect.Parameter) -> None:
             info.rich_help_panel = info.rich_help_panel or _GROUP_OF.get(parameter.name)
             if bool in (parameter.annotation.__origin__, *get_args(parameter.annotation.__origin__)):
                 info.metavar = ""
+
+
+def _place(parameter: inspect.Parameter) -> tuple[int, int]:
+    """The place of a parameter in the help: arguments as they are, then options by their groups."""
+    infos = (info for info in parameter.annotation.__metadata__ if isinstance(info, ParameterInfo))
+    group = next(infos).rich_help_panel or ""
+    names = GROUPS.get(group, ())
+    return [*GROUPS, group].index(group), names.index(parameter.name) if parameter.name in names else len(names)

@@ -17,9 +17,6 @@ from smoothcert.training.run_folder import check_exists
 if TYPE_CHECKING:
     from smoothcert.report import Choices, Report
 
-NUMBERS = "Numbers"
-"""The group of options that choose what is counted and compared."""
-
 
 @dataclass(frozen=True)
 class ReportRequest:
@@ -30,27 +27,19 @@ class ReportRequest:
         typer.Argument(help="Run folders, folders of them, or certificates files, also of other tools."),
     ] = None
     title: Annotated[str | None, typer.Option(help="Title of the report.")] = None
-    radii: Annotated[str | None, typer.Option(help="Comma-separated radii of the table.", rich_help_panel=NUMBERS)] = (
-        None
-    )
+    radii: Annotated[
+        str | None, typer.Option(help="Comma-separated radii of the table.", rich_help_panel="Numbers")
+    ] = None
     paper: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Show the published rows of a table, such as smoothmix/table2.")
     ] = None
     all_images: Annotated[
         bool,
-        typer.Option(
-            "--all-images",
-            help="Count all images of each run, not only those that all runs of a σ have.",
-            rich_help_panel=NUMBERS,
-        ),
+        typer.Option("--all-images", help="Count all images of each run, not only those that all runs of a σ have."),
     ] = False
     reference: Annotated[
         str | None,
-        typer.Option(
-            metavar="RUN",
-            help="Run to subtract from the others; by default plain Gaussian training.",
-            rich_help_panel=NUMBERS,
-        ),
+        typer.Option(metavar="RUN", help="Run to subtract from the others; by default plain Gaussian training."),
     ] = None
     described: Annotated[
         list[str] | None,
@@ -58,12 +47,11 @@ class ReportRequest:
             "--as",
             metavar="KEY=VALUE,...",
             help="Describe a file of another tool, once per file: name=CAT-RS,sigma=0.5,n=100k,alpha=0.001",
-            rich_help_panel=NUMBERS,
         ),
     ] = None
     linf: Annotated[
         bool,
-        typer.Option("--linf", help="Add ACR / sqrt(d), the L-infinity radius it implies.", rich_help_panel=NUMBERS),
+        typer.Option("--linf", help="Add ACR / sqrt(d), the L-infinity radius it implies."),
     ] = False
     columns: Annotated[str | None, typer.Option(help="Columns of report.tex, by their names in report.csv.")] = None
     caption: Annotated[
