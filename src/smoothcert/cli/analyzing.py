@@ -14,12 +14,12 @@ from smoothcert.cli.options import (
     Force,
     ImageOptions,
     OwnNetwork,
-    check_dataset,
     console,
     count_option,
     show_table,
 )
 from smoothcert.cli.registration import add_command
+from smoothcert.data.datasets import refuse_absent_data
 from smoothcert.training.run_folder import check_run_folder
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
@@ -67,7 +67,7 @@ class Comparison(ImageOptions, FigureOptions):
         """Return the runs, and the files of the analysis `name`, which are checked first."""
         for run in runs:
             check_run_folder(run)
-        check_dataset(self.dataset)
+        refuse_absent_data(self.dataset)
         from smoothcert.analysis.compared_runs import load_subjects
         from smoothcert.distributed import find_device
         from smoothcert.report.progress import print_data_notes

@@ -13,14 +13,13 @@ from smoothcert.cli.options import (
     ImageOptions,
     Overrides,
     Resume,
-    check_dataset,
     command_line,
     console,
     optional,
 )
 from smoothcert.cli.recipes import refuse_twice
 from smoothcert.cli.training import refuse_used_folder
-from smoothcert.data.datasets import is_data_code
+from smoothcert.data.datasets import is_data_code, refuse_absent_data
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
 
@@ -59,7 +58,7 @@ def train_denoiser(
     named: dict[str, Any] = {"dataset": dataset, "sigma": sigma, "image_size": files.image_size}
     named |= {"model": model, "epochs": epochs}
     refuse_twice({**named, "stability_weight": stability_weight}, set_)
-    check_dataset(dataset)
+    refuse_absent_data(dataset)
     refuse_used_folder(out, resume)
     from smoothcert.distributed import meet
     from smoothcert.report.progress import print_data_notes, train_with_bar

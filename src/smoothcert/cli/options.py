@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 from rich.table import Column, Table
 
-from smoothcert.data.datasets import DatasetReader, refuse_data_code
+from smoothcert.data.datasets import DatasetReader, refuse_absent_data, refuse_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import parse_count, printable
@@ -88,14 +88,6 @@ def data_option(folder: Path | None) -> list[object]:
     """Return --data with its folder, as words of a command line; nothing if the environment names the folder."""
     named = os.environ.get("SMOOTHCERT_DATA")
     return [] if named and folder == Path(named) else optional("--data", folder)
-
-
-def check_dataset(name: str | None) -> None:
-    """Refuse a path of user data that does not exist, before torch is imported."""
-    kind, _, path = (name or "").partition(":")
-    wanted = {"folder": "a folder", "npz": "a file"}.get(kind)
-    if wanted and path and not path.startswith("~") and not Path(path).exists():
-        raise RequestError(f"{name}: expected {wanted}, got nothing at {Path(path).absolute()}; give its path")
 
 
 def check_name(name: str) -> None:
@@ -191,7 +183,7 @@ class NetworkOptions(ImageOptions):
         if self.init is not None and (runs or self.hub is not None):
             instead = "leave it out" if runs else "leave it out, or give the name of --hub as --model"
             raise RequestError(f"--init: expected none with a run folder or --hub, which have weights; {instead}")
-        check_dataset(self.dataset)
+        refuse_absent_data(self.dataset)
 
     def chosen_data(self, run: "Run | None") -> tuple[str, int | None]:
         """Return the data set and the size of its images; what is not given is that of the training of `run`.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smoothcert.cli.options import DATASET, Epochs, check_dataset, console
-from smoothcert.data.datasets import DatasetReader, refuse_data_code
+from smoothcert.cli.options import DATASET, Epochs, console
+from smoothcert.data.datasets import DatasetReader, refuse_absent_data, refuse_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.field_errors import LETTERS
 
@@ -121,7 +121,7 @@ def choose_recipe(
         console.note(f"defaults without a preset: {choices}; --set changes them")
     if trained and (better := f"{options.preset}{FINETUNE}") in PRESETS:
         console.note(f"{options.preset} has the learning rates for random weights; with --init give {better}")
-    check_dataset(final.dataset)
+    refuse_absent_data(final.dataset)
     if file is not None and "dataset" not in changed:
         refuse_data_code(file, final.dataset)
     if file is not None and not changed & {"objective", "objective.name"}:
@@ -165,7 +165,7 @@ def recipe_for_data(
     for option, value in (("--method NAME", options.objective), ("--sigma S", sigma)):
         if value is None:
             raise RequestError(f"{option}: missing; without a preset it must be given with --dataset {options.dataset}")
-    check_dataset(options.dataset)
+    refuse_absent_data(options.dataset)
     from smoothcert.models import check_name
     from smoothcert.training.default_recipe import default_recipe
     from smoothcert.training.recipe import TrainRecipe

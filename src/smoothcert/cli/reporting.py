@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smoothcert.cli.options import Data, Force, check_dataset, console, parse_radii
+from smoothcert.cli.options import Data, Force, console, parse_radii
+from smoothcert.data.datasets import refuse_absent_data
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import counted
 from smoothcert.training.run_folder import check_exists
@@ -182,7 +183,7 @@ def _gallery(images: Sequence[str], data: Path | None) -> Any:
     for name in images:
         if not own_images(name):
             raise RequestError(f"images: expected folder:PATH or npz:PATH, got '{name}'; name where your images are")
-        check_dataset(name)
+        refuse_absent_data(name)
     return partial(pictures, folder=data, named=images)
 
 

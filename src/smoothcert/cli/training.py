@@ -16,11 +16,11 @@ from smoothcert.cli.options import (
     Overrides,
     OwnNetwork,
     Resume,
-    check_dataset,
     command_line,
     console,
 )
 from smoothcert.cli.recipes import RecipeOptions, choose_recipe, split_values
+from smoothcert.data.datasets import refuse_absent_data
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import leads
 from smoothcert.training.choices import InputLayer, Tracker
@@ -189,7 +189,7 @@ def import_(
     if (file / MODEL).exists():
         raise RequestError(f"{file}: expected a checkpoint, got a run folder; use it as it is, without import")
     check_file(split_key(file)[0], "a checkpoint, such as checkpoint.pth.tar")
-    check_dataset(dataset)
+    refuse_absent_data(dataset)
     from smoothcert.data import DATASETS
     from smoothcert.models import is_code
     from smoothcert.training.checkpoint import InputSpec

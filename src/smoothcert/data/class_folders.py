@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothcert.data.datasets import UNSPLIT, Split, with_home
+from smoothcert.data.datasets import UNSPLIT, Split, refuse_absent_data, with_home
 from smoothcert.data.decoding import Decoder, ImageHead, image_head
 from smoothcert.data.image_files import COMPOSITED, FileList, ImageFiles, note_about
 from smoothcert.data.images import ImageData
@@ -87,12 +87,7 @@ def load_folder(
 
 def _split_folder(path: Path, split: Split) -> tuple[Path, list[str]]:
     """The folder with the class folders of `split`, and all classes."""
-    if not path.is_dir():
-        found = "a file" if path.exists() else "nothing"
-        raise RequestError(
-            f"folder:{path}: expected a folder, got {found} at {path.absolute()}; give the path of one with a folder "
-            "per class"
-        )
+    refuse_absent_data(f"folder:{path}")
     # A folder called train is a split only if it contains folders: it may be the class of railway trains.
     splits = {name: subfolders(path / name) for names in SPLIT_FOLDERS.values() for name in names}
     if not any(splits.values()):

@@ -128,6 +128,20 @@ def refuse_data_code(source: object, name: str, allow: str | None = None) -> Non
         raise RequestError(f"{source}: its data set is the code {name}; allow it with {allow}")
 
 
+def refuse_absent_data(name: str | None) -> None:
+    """Refuse `folder:PATH` or `npz:PATH` with nothing at PATH; other names, and None, are not looked at.
+
+    This needs no torch, whose import takes seconds: commands call it before they load anything.
+    """
+    kind, _, path = (name or "").partition(":")
+    wanted = {"folder": ("folder", "the path of one with a folder per class"), "npz": ("file", "its path")}.get(kind)
+    if wanted and path:
+        place = with_home(path)
+        given = "nothing" if not place.exists() else "a file" if kind == "folder" and not place.is_dir() else None
+        if given is not None:
+            raise RequestError(f"{name}: expected a {wanted[0]}, got {given} at {place.absolute()}; give {wanted[1]}")
+
+
 def known_class_names(dataset: str | None) -> tuple[str, ...] | None:
     """The names of the classes of a data set whose names do not depend on its files; None for others."""
     known = DATASETS.get(dataset or "")

@@ -11,7 +11,7 @@ import torch
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from smoothcert.data.datasets import UNSPLIT, Split, with_home
+from smoothcert.data.datasets import UNSPLIT, Split, refuse_absent_data, with_home
 from smoothcert.data.images import ImageData, labels_from
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
@@ -77,8 +77,7 @@ def _class_names(path: Path, names: NDArray[Any], largest: int) -> tuple[str, ..
 def _arrays(path: Path, split: Split) -> tuple[dict[str, NDArray[Any]], str]:
     """The images of `split`, all labels and the class names, by name; and the prefix of the names of a split."""
     check_regular_file(path)
-    if not path.exists():
-        raise RequestError(f"npz:{path}: expected a file, got nothing at {path.absolute()}; give its path")
+    refuse_absent_data(f"npz:{path}")
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name.removesuffix(".npy"): name for name in archive.namelist()}
