@@ -17,18 +17,11 @@ from smoothcert.objectives.smoothmix import SmoothMix as SmoothMix
 from smoothcert.objectives.stability import Stability as Stability
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    "gaussian": Gaussian,
-    "stability": Stability,
-    "smoothadv": SmoothAdv,
-    "macer": Macer,
-    "consistency": Consistency,
-    "smoothmix": SmoothMix,
-    "catrs": CatRs,
-    "distillation": Distillation,
+    kind.name: kind for kind in (Gaussian, Stability, SmoothAdv, Macer, Consistency, SmoothMix, CatRs, Distillation)
 }
 """The methods that train classifiers."""
 
-BUILT_IN: dict[str, type[Objective]] = {**OBJECTIVES, "denoising": Denoising}
+BUILT_IN: dict[str, type[Objective]] = {**OBJECTIVES, Denoising.name: Denoising}
 """All objectives that a recipe may name; the last one trains a denoiser instead of a classifier."""
 
 REFERENCES: dict[type[Objective], str] = {}
