@@ -7,6 +7,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
+from torch import nn
+
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.errors import RequestError
 from smoothcert.io.references import full_name
@@ -57,13 +59,7 @@ class RunEnsemble:
         sigma = self.sigma if sigma is None else sigma
         if sigma is None:
             raise RequestError(self.missing_sigma("sigma"))
-        smoothed = SmoothedClassifier(
-            self.model, sigma=sigma, **{"noise": self.noise, "num_classes": self.spec.num_classes, **options}
-        )
-        for run in self.runs:
-            if (text := run.noise_warning(smoothed.noise.sigma, smoothed.noise.name)) is not None:
-                warnings.warn(text, stacklevel=2)
-        return smoothed
+        return smoothed_runs(self.runs, self.model, sigma, options)
 
     def missing_sigma(self, option: str) -> str:
         """Return the message for a request without a sigma where the runs do not share one."""
@@ -82,6 +78,19 @@ class RunEnsemble:
             "members": members,
             "consensus": self.consensus,
         }
+
+
+def smoothed_runs(
+    runs: Sequence[Run], model: nn.Module, sigma: float, options: Mapping[str, Any]
+) -> SmoothedClassifier:
+    """The smoothed classifier of `model`, which consists of `runs`; other noise than that of their training is a
+    warning at the line that calls the caller."""
+    defaults = {"noise": runs[0].recipe.noise, "num_classes": runs[0].spec.num_classes}
+    smoothed = SmoothedClassifier(model, sigma=sigma, **{**defaults, **options})
+    for run in runs:
+        if (text := run.noise_warning(smoothed.noise.sigma, smoothed.noise.name)) is not None:
+            warnings.warn(text, stacklevel=3)
+    return smoothed
 
 
 def training_of(run: Run) -> dict[str, Any]:

@@ -128,15 +128,10 @@ class Run:
 
     def smoothed(self, sigma: float | None = None, **options: Any) -> "SmoothedClassifier":
         """The smoothed classifier of the model with the noise of its training, or with another `sigma`."""
-        from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+        from smoothcert.certification.ensemble import smoothed_runs
 
         self.refuse_denoiser()
-        level = self.recipe.sigma if sigma is None else sigma
-        settings = {"noise": self.recipe.noise, "num_classes": self.spec.num_classes, **options}
-        smoothed = SmoothedClassifier(self.model, sigma=level, **settings)
-        if (text := self.noise_warning(smoothed.noise.sigma, smoothed.noise.name)) is not None:
-            warnings.warn(text, stacklevel=2)
-        return smoothed
+        return smoothed_runs([self], self.model, self.recipe.sigma if sigma is None else sigma, options)
 
     def about(self) -> dict[str, Any]:
         """Identifies the model and its training in result files."""
