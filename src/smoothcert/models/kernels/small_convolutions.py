@@ -27,17 +27,12 @@ def window_kernels(weight: Tensor) -> Tensor:
 def convolve_windows(x: Tensor, convolution: nn.Conv2d) -> Tensor:
     """max_pool2d(convolution(x), 2) as one convolution."""
     kernels = window_kernels(convolution.weight).contiguous(memory_format=torch.channels_last)
-    return _largest_of_four(F.conv2d(F.pixel_unshuffle(x, 2), kernels), 1, convolution.bias)
+    first, second, third, fourth = F.conv2d(F.pixel_unshuffle(x, 2), kernels).chunk(4, 1)
+    largest = torch.maximum(torch.maximum(first, second), torch.maximum(third, fourth))
+    return largest if convolution.bias is None else largest + convolution.bias.view(-1, 1, 1)
 
 
 def aligned_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """layer(x) with zeros appended to the outputs up to a multiple of ALIGNMENT; x may have zeros appended too."""
     missing, extra = -layer.out_features % ALIGNMENT, x.shape[-1] - layer.in_features
     return F.linear(x, F.pad(layer.weight, (0, extra, 0, missing)), F.pad(layer.bias, (0, missing)))
-
-
-def _largest_of_four(x: Tensor, dim: int, bias: Tensor | None) -> Tensor:
-    """The maximum over the four quarters of `dim`, plus `bias` along it."""
-    first, second, third, fourth = x.chunk(4, dim)
-    largest = torch.maximum(torch.maximum(first, second), torch.maximum(third, fourth))
-    return largest if bias is None else largest + bias.view(-1, *[1] * (x.ndim - 1 - dim))
