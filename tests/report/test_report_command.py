@@ -204,8 +204,13 @@ def test_pictures_of_a_folder_that_only_the_certificates_name_are_not_embedded(
     page = Path("report/report.html").read_text()
     assert "data:image" not in page
     assert f"add --images folder:{private}." in page
-    assert report(run, "--format", "html", "--images", f"folder:{private}")[0] == 0
+    code, out, _ = report(run, "--format", "html", "--images", f"folder:{private}")
+    assert (code, "--images" in out) == (0, False)
     assert Path("report/report.html").read_text().count("data:image/png") == 2
+    code, out, _ = report(run, "--format", "html", "--images", f"folder:{private.parent}")
+    note = f"note: --images folder:{private.parent}: not shown, no certificates here are of these images; they are of"
+    assert (code, " ".join(out.split()).count(f"{note} folder:{private}")) == (0, 1)
+    assert "data:image" not in Path("report/report.html").read_text()
     code, _, err = report(run, "--format", "html", "--images", private)
     assert (code, err.count("\n")) == (2, 1)
     assert "images: expected folder:PATH or npz:PATH" in err

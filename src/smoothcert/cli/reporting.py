@@ -12,6 +12,7 @@ import typer
 from smoothcert.cli.options import Data, Force, console, parse_radii
 from smoothcert.data.datasets import refuse_absent_data
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.references import same_reference
 from smoothcert.io.text import counted
 from smoothcert.training.run_folder import check_exists
 
@@ -153,6 +154,16 @@ def report(
     stored = request.to_store(out)
     written = write_report(request.paths, out, formats, choices=choices, force=force, request=stored)
     print_report(written)
+    _note_unused_images(images or (), [summary.dataset for summary in written.contents.summaries])
+
+
+def _note_unused_images(images: Sequence[str], datasets: Sequence[str | None]) -> None:
+    """Print a note for each of --images that none of the certificates is about, so that the page does not show it."""
+    certified = sorted({dataset for dataset in datasets if dataset is not None})
+    for name in images:
+        if not any(same_reference(name, dataset) for dataset in certified):
+            are = f"they are of {', '.join(certified)}" if certified else "they do not record their data set"
+            console.print(f"note: --images {name}: not shown, no certificates here are of these images; {are}")
 
 
 def print_report(written: "Report") -> None:
