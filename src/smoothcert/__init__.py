@@ -13,29 +13,51 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all of this file
 if TYPE_CHECKING:
-    from smoothcert.analysis.doctor import doctor as doctor
-    from smoothcert.certification.cascade import Cascade as Cascade
-    from smoothcert.certification.certificates import read_certificates as read_certificates
-    from smoothcert.certification.certify_dataset import certify_dataset as certify_dataset
-    from smoothcert.certification.ensemble import RunEnsemble as RunEnsemble
-    from smoothcert.certification.settings import CertifySettings as CertifySettings
-    from smoothcert.certification.smoothed_classifier import SmoothedClassifier as SmoothedClassifier
-    from smoothcert.data import load_dataset as load_dataset
-    from smoothcert.errors import RequestError as RequestError
-    from smoothcert.errors import WorkError as WorkError
-    from smoothcert.models.ensemble import Ensemble as Ensemble
-    from smoothcert.models.hub import load_hub as load_hub
-    from smoothcert.objectives import losses as losses
-    from smoothcert.papers.presets import preset as preset
-    from smoothcert.report import report as report
-    from smoothcert.smoothing.certificate import ABSTAIN as ABSTAIN
-    from smoothcert.smoothing.certificate import Certificate as Certificate
-    from smoothcert.smoothing.certificate_batch import CertificateBatch as CertificateBatch
-    from smoothcert.training.api import load as load
-    from smoothcert.training.api import train as train
-    from smoothcert.training.checkpoint import Run as Run
-    from smoothcert.training.recipe import TrainRecipe as TrainRecipe
+    from smoothcert.analysis.doctor import doctor
+    from smoothcert.certification.cascade import Cascade
+    from smoothcert.certification.certificates import read_certificates
+    from smoothcert.certification.certify_dataset import certify_dataset
+    from smoothcert.certification.ensemble import RunEnsemble
+    from smoothcert.certification.settings import CertifySettings
+    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+    from smoothcert.data import load_dataset
+    from smoothcert.errors import RequestError, WorkError
+    from smoothcert.models.ensemble import Ensemble
+    from smoothcert.models.hub import load_hub
+    from smoothcert.objectives import losses
+    from smoothcert.papers.presets import preset
+    from smoothcert.report import report
+    from smoothcert.smoothing.certificate import ABSTAIN, Certificate
+    from smoothcert.smoothing.certificate_batch import CertificateBatch
+    from smoothcert.training.api import load, train
+    from smoothcert.training.checkpoint import Run
+    from smoothcert.training.recipe import TrainRecipe
 
+__all__ = [
+    "ABSTAIN",
+    "Cascade",
+    "Certificate",
+    "CertificateBatch",
+    "CertifySettings",
+    "Ensemble",
+    "RequestError",
+    "Run",
+    "RunEnsemble",
+    "SmoothedClassifier",
+    "TrainRecipe",
+    "WorkError",
+    "__version__",
+    "certify_dataset",
+    "doctor",
+    "load",
+    "load_dataset",
+    "load_hub",
+    "losses",
+    "preset",
+    "read_certificates",
+    "report",
+    "train",
+]
 _MODULES = {
     "ABSTAIN": "smoothing.certificate",
     "Cascade": "certification.cascade",
@@ -60,8 +82,6 @@ _MODULES = {
     "report": "report",
     "train": "training.api",
 }
-"""Public name -> the module that defines it."""
-__all__ = [*_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> object:
