@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from tiny import tiny_recipe
 
+import smoothcert
 from smoothcert.papers.tables import published_acr
 
 from .conftest import MakeRun, image, images
@@ -290,6 +291,20 @@ def test_a_report_of_other_runs_leaves_no_old_files(report: Report, make_run: Ma
     assert report("--check", out)[0] == 1, "the page that the user wrote"
     (out / "report.html").unlink()
     assert report("--check", out)[0] == 0
+
+
+def test_python_writes_the_report_of_the_command(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+    """Every file has the same bytes, the one that stores the request for --check too; old files are removed alike."""
+    runs, formats = [make_run("mine"), make_run("other")], "md,csv,tex,html,png"
+    for folder in ("python", "command"):
+        assert report(runs[0], "--out", tmp_path / folder, "--format", f"{formats},svg")[0] == 0
+    options = ("--radii", "0.0,0.25", "--reference", "other", "--format", formats)
+    assert report(*runs, "--out", tmp_path / "command", *options)[0] == 0
+    smoothcert.report(runs, radii=(0.0, 0.25), reference="other", out=tmp_path / "python", formats=formats.split(","))
+    written = {path.name: path.read_bytes() for path in (tmp_path / "command").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "python").iterdir()} == written
+    assert "curves.svg" not in written
+    assert report("--check", tmp_path / "python")[0] == 0
 
 
 def test_certificates_under_other_noise_than_in_training_are_noted(report: Report, make_run: MakeRun) -> None:

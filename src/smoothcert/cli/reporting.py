@@ -77,11 +77,6 @@ class ReportRequest:
         runs = [os.path.normpath(folder / run) for run in lists["runs"]]
         return cls(**{**known, **lists, "runs": runs})  # type: ignore[arg-type]
 
-    def to_store(self, folder: Path) -> dict[str, object]:
-        """Return what `stored_in` reads, for a report in `folder`; fields that are not used are left out."""
-        used = {key: value for key in self.__dataclass_fields__ if (value := getattr(self, key))}
-        return {**used, "runs": [_relative(run, folder) for run in self.runs or ()]}
-
     def choices(self) -> "Choices":
         """Return what `write_report` takes; wrong radii, descriptions and tables are refused."""
         from smoothcert.report import Choices, LatexTable
@@ -103,14 +98,6 @@ class ReportRequest:
             latex=LatexTable(columns, self.caption, self.label),
             title=Choices.title if self.title is None else self.title,
         )
-
-
-def _relative(run: str, folder: Path) -> str:
-    """`run` as seen from `folder`, with slashes; unchanged where there is no way (another drive of Windows)."""
-    try:
-        return Path(os.path.relpath(run, folder)).as_posix()
-    except ValueError:
-        return run
 
 
 def report(
@@ -151,8 +138,8 @@ def report(
     from smoothcert.report import write_report
 
     choices = replace(request.choices(), gallery=_gallery(images or (), data) if "html" in formats else None)
-    stored = request.to_store(out)
-    written = write_report(request.paths, out, formats, choices=choices, force=force, request=stored)
+    options = {key: value for key, value in vars(request).items() if key != "runs"}
+    written = write_report(request.paths, out, formats, choices=choices, force=force, request=options)
     print_report(written)
     _note_unused_images(images or (), [summary.dataset for summary in written.contents.summaries])
 
@@ -163,7 +150,7 @@ def _note_unused_images(images: Sequence[str], datasets: Sequence[str | None]) -
     for name in images:
         if not any(same_reference(name, dataset) for dataset in certified):
             are = f"they are of {', '.join(certified)}" if certified else "they do not record their data set"
-            console.print(f"note: --images {name}: not shown, no certificates here are of these images; {are}")
+            console.note(f"--images {name}: not shown, no certificates here are of these images; {are}")
 
 
 def print_report(written: "Report") -> None:
@@ -183,8 +170,7 @@ def report_runs(runs: Sequence[Path], out: Path, formats: Sequence[str], data: P
     from smoothcert.report import write_report
     from smoothcert.report.thumbnails import pictures
 
-    request = ReportRequest(list(map(str, runs))).to_store(out)
-    print_report(write_report(runs, out, formats, gallery=partial(pictures, folder=data), request=request))
+    print_report(write_report(runs, out, formats, gallery=partial(pictures, folder=data), request={}))
 
 
 def _gallery(images: Sequence[str], data: Path | None) -> Any:

@@ -13,6 +13,7 @@ from smoothcert.certification.certificates import CertificatesFile, read_certifi
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
 from smoothcert.io.written_files import is_as_written, refuse_foreign_files, stored_request, write_files
+from smoothcert.report.check import request_for
 from smoothcert.report.contents import TRIAL, Choices, Contents, LatexTable, read_contents
 from smoothcert.report.described import parse_description
 from smoothcert.report.document import TEXT_FILES, TEXTS, terminal_report
@@ -75,7 +76,7 @@ def write_report(
     training (the last three if the files contain what they need), as `formats` asks, each replaced atomically;
     report-seeds.csv too if runs differ by their training seed only. Everything is read, checked and drawn before the
     first file is written. Files in `out` that smoothcert did not write are refused, unless `force` replaces them. If
-    `request` differs from that of an earlier report in `out`, the files of that one are removed.
+    `paths` or `request` differ from those of an earlier report in `out`, the files of that one are removed.
 
     `changes` replace fields of `choices`. `published` gives for a certificates file the row of a paper's table to
     compare it with, or None; runs are then in the order of the table. `radii` are the columns of the tables, by default
@@ -83,7 +84,8 @@ def write_report(
     `same_images` is False, only the images count that all files of one sigma and data set share. `reference` is the
     name of the run that differences are taken from, `described` describes files of other tools (see `describe`),
     `l_infinity` adds the L-infinity radius that ACR implies, `latex` has the columns, caption and label of report.tex.
-    `request`, of values that JSON has, is stored in `out`, so that the report can be checked later (see `check`).
+    `request`, the options of the command `report` that lead to these choices, is stored in `out` together with `paths`,
+    so that the report can be checked later (see `check`); without it nothing is stored or removed.
     """
     unknown = [kind for kind in formats if kind not in FORMATS]
     if unknown or not formats:
@@ -96,9 +98,10 @@ def write_report(
     contents = replace(contents, pictures={name: file for name, file in pictures.items() if file is not None})
     texts = {name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
     files = {name: None if text is None else text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
-    old = [name for name in _files_of_other_report(out, request) if name not in {**files, **pictures}]
+    stored = None if request is None else request_for(out, paths, request)
+    old = [name for name in _files_of_other_report(out, stored) if name not in {**files, **pictures}]
     shown = {**({} if old else digests_stored_in(out)), **digests}
-    stored = {**request, STORED_AS: shown} if request and shown else request
+    stored = {**stored, STORED_AS: shown} if stored and shown else stored
     written = write_files(out, {**files, **pictures, **dict.fromkeys(old)}, force, stored)
     return Report(contents, written, [out / name for name in old])
 
@@ -152,16 +155,21 @@ def report(
     `reference` (by default the Gaussian or first one), with the standard error of the paired difference. `described`
     says what each file of another tool holds, as `--as` of the command `smoothcert report` does, for example
     "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". With `out`, the report is also written there, as the command does:
-    tables and a page as md, csv, tex and html, figures as png, pdf and svg.
+    tables and a page as md, csv, tex and html, figures as png, pdf and svg. Files of an earlier report of other runs or
+    options in `out` are removed.
     """
     given = runs if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     paths = [run.folder if hasattr(run, "folder") else Path(run) for run in given]
-    descriptions = [parse_description(text) for text in ([described] if isinstance(described, str) else described)]
-    choices = Choices(radii=radii, reference=reference, described=descriptions)
+    texts = [described] if isinstance(described, str) else list(described)
+    choices = Choices(radii=radii, reference=reference, described=list(map(parse_description, texts)))
     if out is None:
         contents = read_contents(paths, choices)
     else:
-        contents = write_report(paths, Path(out), formats, choices=choices).contents
+        from smoothcert.report.thumbnails import pictures
+
+        columns = ",".join(map(str, radii or ()))
+        asked = {"radii": columns, "reference": reference, "described": texts}
+        contents = write_report(paths, Path(out), formats, choices=choices, gallery=pictures, request=asked).contents
     if trials := contents.warnings.get(TRIAL):
         warnings.warn(f"{', '.join(trials)}: {TRIAL}", stacklevel=2)
     differences = {run.name: (c.reference, run.acr) for c in contents.comparisons for run in c.paired}

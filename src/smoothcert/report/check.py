@@ -1,8 +1,9 @@
 """Compare every number of a written report with the numbers that its certificates give now."""
 
 import math
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from os.path import commonprefix
@@ -28,6 +29,20 @@ _NO_NUMBERS = re.compile(
 _DATA = re.compile(r"<script type=\"application/json\".*?</script>", re.DOTALL)
 _TAG = re.compile(r"<[^>]*>")
 _NUMBER = re.compile(r"[+−-]?\d+(?:,\d{3})*(?:\.\d+)?")
+
+
+def request_for(folder: Path, runs: Iterable[Path], options: Mapping[str, object]) -> dict[str, object]:
+    """What a report of `runs` in `folder` stores for `request_of`: paths from there, and the used `options`."""
+    used = {key: value for key, value in options.items() if value}
+    return {"runs": [_seen_from(folder, run) for run in runs], **used}
+
+
+def _seen_from(folder: Path, run: Path) -> str:
+    """`run` with slashes; unchanged where there is no way from `folder` to it (another drive of Windows)."""
+    try:
+        return Path(os.path.relpath(run, folder)).as_posix()
+    except ValueError:
+        return str(run)
 
 
 def request_of(folder: Path) -> Mapping[str, object]:
