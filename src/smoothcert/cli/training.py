@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -193,35 +193,36 @@ def import_(
     from smoothcert.data import DATASETS
     from smoothcert.models import is_code
     from smoothcert.training.checkpoint import InputSpec
-    from smoothcert.training.import_checkpoint import import_checkpoint
-    from smoothcert.training.import_own_network import import_own_network
+    from smoothcert.training.import_run import import_run
     from smoothcert.training.input_layer import input_layer_warning
 
-    size = files.image_size
-    if dataset in (None, *DATASETS) and (size, files.channels, files.classes) != (None, None, None):
+    size, inputs = files.image_size, None
+    if dataset is not None and dataset not in DATASETS:
+        inputs = InputSpec.of(files.load(dataset, "test", size))
+    elif (size, files.channels, files.classes) != (None, None, None):
         raise RequestError(
             "--image-size, --channels and --classes: expected your own --dataset with them, such as folder:PATH; leave "
             "them out"
         )
-    inputs = None if dataset is None else InputSpec.of(DATASETS.get(dataset) or files.load(dataset, "test", size))
-    about: dict[str, Any] = {"sigma": sigma, "method": method, "dataset": dataset, "image_size": size, "arch": arch}
-    if arch is not None and is_code(arch):
-        if inputs is None or input_layer not in (None, "none"):
-            raise RequestError(
-                f"--arch {arch}: expected --dataset with it, and no --input-layer, which the code contains; "
-                + ("add --dataset NAME" if inputs is None else "leave --input-layer out")
-            )
-        run, warning = import_own_network(file, out, inputs=inputs, **about), None
-    else:
-        run = import_checkpoint(file, out, inputs=inputs, input_layer=input_layer, **about)
+    run = import_run(
+        *(file, out),
+        sigma=sigma,
+        arch=arch,
+        dataset=dataset,
+        inputs=inputs,
+        image_size=size,
+        input_layer=input_layer,
+        method=method,
+    )
+    for note in run.provenance["notes"]:
+        console.note(note)
+    if not is_code(run.recipe.model):
         try:
             warning = input_layer_warning(run, files.load(run.recipe.dataset, "test", size))
         except (RequestError, WorkError) as error:
             warning = f"input layer: not checked ({error})"
-    for note in run.provenance["notes"]:
-        console.note(note)
-    if warning:
-        console.warn(warning)
+        if warning is not None:
+            console.warn(warning)
     console.print(f"imported {out}; next: {certify_next(run.recipe, out, files)}")
 
 
