@@ -35,7 +35,7 @@ def main() -> None:
     settings = CertifySettings(sigma=run.recipe.sigma, n=arguments.n, seed=1)
     fixed = settings.completed({}, device, data.shape)
     sequential = fixed.model_copy(update={"radii": (arguments.radius,)})
-    counter, _ = make_counter(run.model, data.shape, data.num_classes, sequential, device)
+    counter = make_counter(run.model, data.shape, data.num_classes, sequential, device)
     threshold = 1 - NOISES["gaussian"](run.recipe.sigma).error_at(arguments.radius)
 
     spent = certified = lost = again = 0

@@ -111,7 +111,7 @@ def library(run: Run, images: torch.Tensor, settings: CertifySettings) -> tuple[
     """Seconds and votes of the library for the same images and rule, in the batches of `smoothcert certify`."""
     device, shape = torch.device("cpu"), run.spec.shape
     recipe = settings.completed({}, device, shape, {"sigma": run.recipe.sigma, "noise": run.recipe.noise})
-    counter, recipe = make_counter(run.model, shape, run.spec.num_classes, recipe, device)
+    counter = make_counter(run.model, shape, run.spec.num_classes, recipe, device)
     prepared, group = Prepared(counter, recipe, shape, device), images_at_once(recipe)
     prepared.certify(images[:1], [(0, 0)])  # loads what the first call needs
     started, votes = time.perf_counter(), 0

@@ -134,13 +134,13 @@ def certify_dataset(
     counters = []
     for stage in subject.stages or (subject,):
         sigma = recipe.sigma if stage is subject else stage.defaults["sigma"]
-        counter, at_stage = make_counter(
+        counter = make_counter(
             *(stage.classifier, images.shape, images.num_classes, recipe.model_copy(update={"sigma": sigma}), device),
             stored=exists(path),
         )
         stage.check_votes(counter, images, device)
         counters.append(counter)
-        recipe = recipe.model_copy(update={"batch_size": at_stage.batch_size})
+        recipe = recipe.model_copy(update={"batch_size": counter.batch_size})
     recipe = team.agree(recipe)
     first, *later = (replace(counter, batch_size=recipe.batch_size) for counter in counters)
     prepared = Prepared(first, recipe, images.shape, device, tuple(later))

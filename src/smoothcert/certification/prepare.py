@@ -147,7 +147,8 @@ def _prepared(
     if as_is:
         counter = VoteCounter(smoothed.classifier, smoothed.noise, 2, recipe.batch_size)
     else:
-        counter, recipe = make_counter(smoothed.classifier, shape, 2, recipe, device, stored=bool(stored))
+        counter = make_counter(smoothed.classifier, shape, 2, recipe, device, stored=bool(stored))
+        recipe = recipe.model_copy(update={"batch_size": counter.batch_size})
     # It is tried on two copies: one that takes the first dimension for channels does not return two rows.
     tried = inputs[:1].to(counter.dtype)
     smoothed.num_classes = refuse_unsound(counter.classifier, tried, "the classifier", smoothed.num_classes)

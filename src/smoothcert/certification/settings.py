@@ -179,25 +179,23 @@ def make_counter(
     device: torch.device,
     *,
     stored: bool = False,
-) -> tuple[VoteCounter, CertifyRecipe]:
-    """Return the vote counter of a recipe, and the recipe with a batch size that fits into memory.
+) -> VoteCounter:
+    """Return the vote counter of a recipe; on a GPU its batch size is halved until it fits into memory.
 
     A batch size that is `stored` in a file is known to fit.
     """
     inner = model.classifier if isinstance(model, Denoised) else model
     if recipe.compile and isinstance(inner, Ensemble) and inner.consensus is not None:
         raise RequestError("compile: expected false with consensus, whose passes vary in number; leave one of them out")
-    dtype = DTYPES[recipe.precision]
+    dtype, size = DTYPES[recipe.precision], recipe.batch_size
     with failures_reported("the classifier", shape):
         evaluated = at_precision(model, recipe.precision, device, shape) if isinstance(model, nn.Module) else model
         if device.type == "cuda" and not stored:
-            example = torch.zeros(shape, device=device, dtype=dtype)
-            size = fitting_batch_size(evaluated, recipe.batch_size, example)
-            recipe = recipe.model_copy(update={"batch_size": size})
+            size = fitting_batch_size(evaluated, size, torch.zeros(shape, device=device, dtype=dtype))
     noise = NOISES[recipe.noise](recipe.sigma)
     sound = IntegerGaussian(recipe.sigma) if recipe.sound else None
     compiled = recipe.compile and isinstance(evaluated, nn.Module)
-    return VoteCounter(evaluated, noise, num_classes, recipe.batch_size, dtype, sound, compiled), recipe
+    return VoteCounter(evaluated, noise, num_classes, size, dtype, sound, compiled)
 
 
 def make_rule(recipe: CertifyRecipe, shape: tuple[int, ...]) -> Rule:

@@ -70,7 +70,7 @@ class ServedModel:
         weights = model.state_dict() if isinstance(model, nn.Module) else None
         digest = tensors_digest(weights) if weights else str(subject.about(tried, device, 1)["classes_sha256"])
         model = model.to(device) if isinstance(model, nn.Module) else model
-        counter, recipe = make_counter(model, shape, spec.num_classes, recipe, device)
+        counter = make_counter(model, shape, spec.num_classes, recipe, device)
         if isinstance(counter.classifier, nn.Module):
             counter.classifier.eval()  # for good: several threads use it
         refuse_unsound(counter.classifier, tried.to(device, counter.dtype), name, spec.num_classes)

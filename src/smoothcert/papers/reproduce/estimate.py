@@ -1,6 +1,5 @@
 """Estimates of the time of runs on this machine: measured seconds per input times the number of inputs."""
 
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -71,8 +70,7 @@ def _seconds_per_vote(name: str, spec: InputSpec, device: torch.device) -> float
     """Measure noise and forward passes of certification."""
     precision, most = resolve_precision("auto", device), default_batch_size(device, spec.shape)
     recipe = CertifyRecipe(sigma=1.0, seed=0, precision=precision, batch_size=most)
-    counter, recipe = make_counter(_network(name, spec), spec.shape, spec.num_classes, recipe, device)
-    counter = replace(counter, batch_size=recipe.batch_size)
+    counter = make_counter(_network(name, spec), spec.shape, spec.num_classes, recipe, device)
     return seconds_per_vote(counter, torch.zeros(1, *spec.shape, device=device), MANY_VOTES)
 
 
