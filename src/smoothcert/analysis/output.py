@@ -17,7 +17,9 @@ def parse_formats(text: str) -> list[str]:
     """Comma-separated picture formats such as png,pdf; any other format is refused."""
     formats = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [kind for kind in formats if kind not in PICTURE_FORMATS]:
-        raise RequestError(f"format: expected some of {', '.join(PICTURE_FORMATS)} by commas, got {unknown[0]!r}")
+        raise RequestError(
+            f"format: expected some of {', '.join(PICTURE_FORMATS)}, separated by commas, got {unknown[0]!r}"
+        )
     return formats
 
 

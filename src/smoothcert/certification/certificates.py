@@ -42,6 +42,7 @@ KIND = "a certificates file"
 COLUMNS_WITH_COIN = (*COLUMNS, "coin")
 """The columns of a file with the randomized bound."""
 HEADERS = (FIELD_COLUMNS, COLUMNS, COLUMNS_WITH_COIN)
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +159,15 @@ def parse_row(line: str, limits: RowLimits | None = None) -> CertifiedImage:
     """Invert `format_row`; six columns are enough. Raise ValueError if the line is not a row or exceeds `limits`."""
     cells = line.rstrip("\r\n").split("\t")
     if len(cells) not in map(len, HEADERS):
-        raise ValueError(f"expected {', '.join(str(len(header)) for header in HEADERS)} columns, got {len(cells)}")
+        *fewer, most = (str(len(header)) for header in HEADERS)
+        raise ValueError(f"expected {', '.join(fewer)} or {most} columns, got {len(cells)}")
     index, label, predict = _integer(cells[0], "idx"), _class(cells[1], "label"), _class(cells[2], "predict", -1)
-    radius, seconds = float(cells[3]), parse_seconds(cells[5])
+    radius, seconds = _parsed(float, cells[3], "radius", "a number"), _parsed(parse_seconds, cells[5], "time", "a time")
     if not (math.isfinite(radius) and radius >= 0):
         raise ValueError(f"expected a radius >= 0, got {cells[3]}")
     if not 0 <= seconds <= LARGEST_INTEGER:
         raise ValueError(f"expected a time, got {cells[5]}")
-    if int(cells[4]) != int(predict == label):
+    if _integer(cells[4], "correct") != int(predict == label):
         raise ValueError(f"column 'correct' is {cells[4]} for label {label} and prediction {predict}")
     certificate = Certificate(predict, radius, 0, 0, 0, ())
     if len(cells) > len(FIELD_COLUMNS):
@@ -191,7 +193,7 @@ def _with_votes(claim: Certificate, cells: Sequence[str]) -> Certificate:
         raise ValueError(f"the row abstains but has the radius {radius}")
     if predict != ABSTAIN and votes and dict(votes).get(predict, 0) != count:
         raise ValueError(f"count is {count}, but class {predict} has {dict(votes).get(predict, 0)} votes")
-    coin = float(cells[10]) if cells[10:] not in ([], [""]) else None
+    coin = _parsed(float, cells[10], "coin", "a number") if cells[10:] not in ([], [""]) else None
     if coin is not None and not 0 < coin <= 1:
         raise ValueError(f"expected a coin above 0 and at most 1, got {cells[10]}")
     return Certificate(predict, radius, n0, n, count, votes, tuple(earlier), coin)
@@ -199,12 +201,19 @@ def _with_votes(claim: Certificate, cells: Sequence[str]) -> Certificate:
 
 def _parse_votes(text: str) -> Votes:
     """Return the votes of one stage."""
-    pairs = [pair.split(":") for pair in text.split(",") if pair]
-    return tuple((_class(cls, "votes"), _integer(number, "votes")) for cls, number in pairs)
+    pairs = [pair.partition(":") for pair in text.split(",") if pair]
+    return tuple((_class(cls, "votes"), _integer(number, "votes")) for cls, _, number in pairs)
+
+
+def _parsed(parse: Callable[[str], Number], text: str, column: str, expected: str) -> Number:
+    try:
+        return parse(text)
+    except ValueError:
+        raise ValueError(f"column '{column}': expected {expected}, got '{text}'") from None
 
 
 def _integer(text: str, column: str, least: int = 0, most: int = LARGEST_INTEGER) -> int:
-    value = int(text)
+    value = _parsed(int, text, column, "an integer")
     if not least <= value <= most:
         raise ValueError(f"column '{column}': expected an integer from {least} to {most}, got {text}")
     return value

@@ -158,7 +158,7 @@ def columns_of(rows: "Sequence[CertifiedImage]") -> Columns:
 def parse_seconds(text: str) -> float:
     """Return the seconds of `12.5` or of Python's timedelta text `[D day[s], ]H:MM:SS[.ffffff]`."""
     days, _, clock = text.rpartition(",")
-    seconds = 86400.0 * int(days.split()[0]) if days else 0.0
+    seconds = 86400.0 * int(days.partition(" day")[0]) if days else 0.0
     for part, unit in zip(reversed(clock.strip().split(":")), (1, 60, 3600), strict=False):
         seconds += float(part) * unit
     return seconds
