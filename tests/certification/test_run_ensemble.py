@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,17 @@ def test_runs_that_do_not_fit_together_are_refused(folders: list[Path], tmp_path
         load([*folders, folders[0]])
     with pytest.raises(RequestError, match="at least 2 networks, got 1"):
         load(folders[:1])
+
+
+def test_a_run_without_class_names_joins_others_that_agree(folders: list[Path]) -> None:
+    """Imported for ImageNet, whose names are in its files, a run has none."""
+    names = tuple("abcdefghij")
+    unknown, *known = (load_run(folder) for folder in folders)
+    named = [replace(run, spec=replace(run.spec, class_names=names)) for run in known]
+    assert len(RunEnsemble([unknown, *named]).runs) == len(RunEnsemble([*named, unknown]).runs) == 3
+    other = replace(named[1], spec=replace(named[1].spec, class_names=names[::-1]))
+    with pytest.raises(RequestError, match="ensemble: expected the same class names for all members"):
+        RunEnsemble([unknown, named[0], other])
 
 
 def test_several_training_sigmas_need_a_sigma(folders: list[Path], test_data: ImageData, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Any
 
 from torch import nn
@@ -110,7 +109,7 @@ FITTING: Mapping[str, Callable[[Run], object]] = {
     "data set": lambda run: full_name(run.recipe.dataset),
     "noise": lambda run: run.recipe.noise,
 }
-"""What all members of an ensemble or a cascade must share."""
+"""What all members of an ensemble or a cascade must share; None is not known, as the class names of a checkpoint."""
 
 
 def refuse_different_runs(kind: str, runs: Sequence[Run]) -> None:
@@ -123,9 +122,11 @@ def refuse_different_runs(kind: str, runs: Sequence[Run]) -> None:
         raise RequestError(f"{kind}: expected different runs, got one of them twice; name each run once")
     for run in runs:
         run.refuse_denoiser()
-    for (name, value), run in product(FITTING.items(), runs[1:]):
-        if value(run) != value(runs[0]):
-            raise RequestError(
-                f"{kind}: expected the same {name} for all members, got {value(runs[0])} for {runs[0].folder} and "
-                f"{value(run)} for {run.folder}; leave one of them out"
-            )
+    for name, value in FITTING.items():
+        first, *others = [run for run in runs if value(run) is not None] or runs
+        for run in others:
+            if value(run) != value(first):
+                raise RequestError(
+                    f"{kind}: expected the same {name} for all members, got {value(first)} for {first.folder} and "
+                    f"{value(run)} for {run.folder}; leave one of them out"
+                )
