@@ -327,6 +327,7 @@ def test_wrong_input_is_refused_in_one_line(arguments: dict[str, Any], message: 
         (lambda: sc.losses.macer(torch.zeros(2, 6, 4), LABELS, sigma=-1), "sigma: expected a number > 0, got -1"),
         (lambda: sc.losses.Consistency(sigma=1, weigth=3), "weigth: unknown key; did you mean weight"),
         (lambda: sc.losses.Consistency(sigma=1, lambda_=3), "lambda_: unknown key; did you mean weight"),
+        (lambda: sc.losses.Consistency(sigma=1, lam=5), "lam: unknown key; did you mean weight"),
         (lambda: sc.losses.Consistency(sigma=1, weight=-3), "weight: expected at least 0, got -3"),
         (lambda: sc.losses.Consistency(sigma=1, form="mse", num_noise=3), "expected 2 for form mse, got 3"),
         (lambda: sc.losses.SmoothAdv(sigma=1, adversary={"steps": 0}), r"adversary\.steps: expected .* got 0"),

@@ -11,7 +11,10 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, printable
 
 MOST_SHOWN = 120
-LETTERS = {"lambda": "weight", "lambda_": "weight", "lbd": "weight", "m": "num_noise", "lr": "learning_rate"}
+LETTERS = {
+    **dict.fromkeys(("lambda", "lambda_", "lam", "lbd"), "weight"),
+    **{"m": "num_noise", "lr": "learning_rate"},
+}
 """What papers call a hyper-parameter -> its field."""
 PLAIN_WORDS = {
     **{"greater than or equal to": "at least", "less than or equal to": "at most"},
