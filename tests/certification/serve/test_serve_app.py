@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import shutil
 import socket
 import struct
@@ -20,7 +21,7 @@ from tiny import TinyNet
 from smoothcert.certification.serve import app as app_module
 from smoothcert.certification.serve.app import authorized, make_app
 from smoothcert.certification.serve.log import read_log
-from smoothcert.certification.serve.service import ServedModel, Service
+from smoothcert.certification.serve.service import BUCKETS, Metrics, ServedModel, Service
 from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, ModelSpec
 from smoothcert.smoothing.bounds import error_upper_bound
@@ -238,6 +239,20 @@ def test_model_metrics_and_log_agree(
     page = client.get("/")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http" not in page.text.replace("http-equiv", "")
+
+
+def test_metrics_count_every_vote_and_have_all_buckets_in_order() -> None:
+    metrics = Metrics()
+    for votes in (10**9, 1):
+        metrics.add("smoothcert_votes_total", votes)
+    for seconds in (0.3, 20.0, 400.0):
+        metrics.observe(seconds)
+    lines = [line.rsplit(" ", 1) for line in metrics.text(queue_images=2).splitlines()]
+    assert ["smoothcert_votes_total", "1000000001"] in lines
+    assert lines[-1] == ["smoothcert_queue_images", "2"]
+    buckets = [(float(name.split('"')[1]), int(count)) for name, count in lines if "_bucket" in name]
+    assert [limit for limit, _ in buckets] == [*sorted(BUCKETS), math.inf]
+    assert all(count == sum(seconds <= limit for seconds in (0.3, 20.0, 400.0)) for limit, count in buckets)
 
 
 def test_a_network_with_dependent_votes_is_not_served(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,17 +135,20 @@ class Metrics:
         """Record the time to one answer."""
         name = "smoothcert_answer_seconds"
         for limit in BUCKETS:
-            if seconds <= limit:
-                self.add(f'{name}_bucket{{le="{limit:g}"}}')
+            self.add(f'{name}_bucket{{le="{limit:g}"}}', seconds <= limit)
         self.add(f'{name}_bucket{{le="+Inf"}}')
         self.add(f"{name}_sum", seconds)
         self.add(f"{name}_count")
 
     def text(self, **now: float) -> str:
-        """The counters in the text format of Prometheus, and the current values of gauges."""
+        """The counters in the text format of Prometheus, and the current values of gauges.
+
+        The lines of one metric are together, and its buckets in the order in which `observe` makes them.
+        """
         with self._lock:
-            lines = [f"{name} {value:g}" for name, value in sorted(self._counts.items())]
-        return "\n".join([*lines, *(f"smoothcert_{name} {value:g}" for name, value in now.items())]) + "\n"
+            counts = sorted(self._counts.items(), key=lambda item: item[0].partition("{")[0])
+        gauges = [(f"smoothcert_{name}", value) for name, value in now.items()]
+        return "".join(f"{name} {value:.15g}\n" for name, value in (*counts, *gauges))
 
 
 class Service:
