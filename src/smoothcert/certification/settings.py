@@ -48,7 +48,7 @@ class CertifySettings(Recipe):
     )
     bound: Bound = Field(
         default="one-sided",
-        description="two-sided bounds the runner-up too; randomized draws a coin per image",
+        description="two-sided also bounds the second class; randomized draws a number per image",
     )
     radii: tuple[Annotated[float, Field(gt=0)], ...] = Field(
         default=(), description="stop as soon as these are decided"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # commands import torch only when they need it: --help answer
     from smoothcert.analysis.output import Output
 
 analyze = typer.Typer(
-    no_args_is_help=True, help="The papers' analyses: each writes a figure and the numbers behind it (csv)."
+    no_args_is_help=True, help="Draw the papers' analyses: each command writes a figure and its numbers (CSV)."
 )
 
 OPTIONS = "Options"
@@ -143,7 +143,7 @@ def interpolate(
     attack: Attack,
     comparison: Comparison,
 ) -> None:
-    """From a test image to its unrestricted adversarial example: confidence on the way, and the images."""
+    """Draw the confidence on the line from a test image to its adversarial example, and images on it."""
     subjects, output = comparison.start(runs, "interpolation")
     from smoothcert.analysis.interpolation import draw_interpolation, interpolation_csv
     from smoothcert.analysis.interpolation import interpolate as walk
@@ -168,13 +168,13 @@ def interpolate(
 def mixing(
     *,
     runs: Runs,
-    n: Annotated[int, count_option("--n", help="Noises of a prediction.")] = 100,
+    n: Annotated[int, count_option("--n", help="Noises per prediction.")] = 100,
     skip: Annotated[int, count_option(help="Take every SKIP-th test image.")] = 1,
     max_images: Annotated[int, count_option(help="Take at most this many images.")] = 200,
     attack: Attack,
     comparison: Comparison,
 ) -> None:
-    """Equal-confidence mixing ratios toward adversarial examples: their distribution for several runs."""
+    """Mix test images with their adversarial examples and draw the ratios at which the class changes."""
     subjects, output = comparison.start(runs, "mixing")
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
     from smoothcert.certification.shards import Selection

@@ -47,9 +47,9 @@ def attack(
     ] = None,
     steps: Annotated[int, typer.Option(help="Attack steps.")] = 20,
     num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32,
-    n: Annotated[int, count_option("--n", "--votes", help="Votes of a prediction.")] = 1000,
+    n: Annotated[int, count_option("--n", "--votes", help="Votes per prediction.")] = 1000,
     alpha: Annotated[float, typer.Option(help="Largest probability that the result of an image is wrong.")] = 0.001,
-    skip: Annotated[int, count_option(help="Attack every SKIP-th certified image; without certificates, of all.")] = 1,
+    skip: Annotated[int, count_option(help="Attack every SKIP-th certified image, or test image.")] = 1,
     max_images: Annotated[int | None, count_option(help="Attack at most this many images.")] = None,
     precision: Annotated[
         Precision | None, typer.Option(help="Precision of the network.", show_default="as certified")

@@ -39,7 +39,7 @@ class CertifyOptions(ClassifierOptions):
     """The options of `certify` that are the same for all classifiers and do not change a certificate."""
 
     cascade: Annotated[
-        bool, typer.Option("--cascade", help="All run folders as one, tried from the largest sigma down.")
+        bool, typer.Option("--cascade", help="All run folders as one classifier, asked from the largest sigma down.")
     ] = False
     out: Annotated[
         Path | None,
@@ -96,7 +96,7 @@ class SettingsOptions:
     """The options of `certify` that are fields of CertifySettings, under the same names."""
 
     n: Votes = 100_000
-    n0: Annotated[int, count_option(help="Votes before these, which choose the class.")] = 100
+    n0: Annotated[int, count_option(help="Votes that choose the class, before the others.")] = 100
     alpha: Alpha = 0.001
     sigma: Sigma = None
     noise: Noise = None
@@ -104,23 +104,25 @@ class SettingsOptions:
     max_images: MaxImages = None
     shard: Annotated[str, typer.Option(help="i/k: the i-th of k shares of the images; see `smoothcert merge`.")] = "1/1"
     until_radius: Annotated[
-        float | None, typer.Option(help="Stop the votes of an image when this radius is decided.")
+        float | None, typer.Option(help="Stop sampling an image when it is clear whether it has this radius.")
     ] = None
     radii: Annotated[
         str | None,
         typer.Option(
-            help="Stop the votes of an image when these comma-separated radii are decided.",
+            help="Comma-separated radii: stop sampling when it is clear which an image has.",
             rich_help_panel="Fewer votes",
         ),
     ] = None
-    radius_loss: Annotated[float | None, typer.Option(help="Radius, in sigmas, that may be lost for fewer votes.")] = (
-        None
-    )
-    label_aware: Annotated[bool, typer.Option("--label-aware", help="Benchmarks only: skip wrong images.")] = False
-    bound: BoundName = "one-sided"
-    sound: Annotated[
-        bool, typer.Option("--sound", help="Integer noise: certificates that also hold with rounding.")
+    radius_loss: Annotated[
+        float | None, typer.Option(help="Use fewer votes and lose about this radius, in sigmas.")
+    ] = None
+    label_aware: Annotated[
+        bool, typer.Option("--label-aware", help="For benchmarks: skip images whose first votes are wrong.")
     ] = False
+    bound: BoundName = "one-sided"
+    sound: Annotated[bool, typer.Option("--sound", help="Integer noise: the certificates account for rounding.")] = (
+        False
+    )
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto"
     compile: Annotated[bool, typer.Option("--compile", help="torch.compile the network.")] = False
     batch_size: Annotated[int | None, count_option(help="Noisy images in a forward pass.")] = None

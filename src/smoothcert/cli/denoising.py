@@ -40,7 +40,8 @@ def train_denoiser(
         Path | None, typer.Option(help="Weights of your own --classifier: .safetensors or a PyTorch checkpoint.")
     ] = None,
     stability_weight: Annotated[
-        float | None, typer.Option(help="Weight of that term.", show_default="1 with --classifier")
+        float | None,
+        typer.Option(help="Weight of the term that --classifier adds.", show_default="1 with --classifier"),
     ] = None,
     init: Annotated[Path | None, typer.Option(help="Denoiser to start from: a run folder.")] = None,
     epochs: Epochs = None,

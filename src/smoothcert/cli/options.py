@@ -43,7 +43,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --ou
 CompileTraining = Annotated[
     Compiling, typer.Option("--compile", help="torch.compile the network on a GPU; auto: if it saves time.")
 ]
-BoundName = Annotated[Bound, typer.Option(help="Two-sided bounds the runner-up too; randomized draws a coin.")]
+BoundName = Annotated[
+    Bound, typer.Option(help="Two-sided also bounds the second class; randomized draws one number per image.")
+]
 NOISE_LEVEL = "Standard deviation of the noise, for pixels in [0, 1]."
 """The help of --sigma."""
 Sigma = Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the run's")]
@@ -61,7 +63,7 @@ def count_option(*names: str, **settings: Any) -> Any:
 Epochs = Annotated[
     int | None, count_option("--epochs", help="Passes over the training images.", show_default="the recipe's")
 ]
-Votes = Annotated[int, count_option("--n", "--votes", help="Votes per image; more prove larger radii.")]
+Votes = Annotated[int, count_option("--n", "--votes", help="Votes per image. More votes prove larger radii.")]
 Skip = Annotated[int, count_option(help="Certify every SKIP-th image.")]
 MaxImages = Annotated[int | None, count_option(help="Certify at most this many images.")]
 

@@ -16,7 +16,7 @@ from smoothcert.training.run_folder import refuse_file
 def reproduce(
     tables: Annotated[list[str], typer.Argument(help="Tables, such as smoothmix/table2: see `smoothcert papers`.")],
     sigma: Annotated[str | None, typer.Option(help="Only rows of these comma-separated noise levels.")] = None,
-    method: Annotated[list[str], typer.Option(help="Rows whose label or run name contains this; may repeat.")] = [],  # noqa: B006
+    method: Annotated[list[str], typer.Option(help="Rows whose label or run name contains this; repeatable.")] = [],  # noqa: B006
     seeds: Annotated[str | None, typer.Option(help="Train each row with these comma-separated seeds.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Scaled down: few epochs, images and votes.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the estimate only.")] = False,
@@ -30,7 +30,7 @@ def reproduce(
     skip: Annotated[int | None, count_option(help="Every SKIP-th image.", show_default="the paper's")] = None,
     max_images: MaxImages = None,
     set_: Annotated[list[str], typer.Option("--set", help="key=value: overrides a field of every recipe.")] = [],  # noqa: B006
-    compile_: Annotated[bool, typer.Option("--compile", help="torch.compile the votes.")] = False,
+    compile_: Annotated[bool, typer.Option("--compile", help="Use torch.compile for the votes.")] = False,
     data: Data = None,
     device: Device = "auto",
 ) -> None:

@@ -33,7 +33,7 @@ def sweep(
     files: ImageOptions,
     device: Device = "auto",
 ) -> None:
-    """Train, certify and report one run per combination of values; the same command again finishes the rest."""
+    """Train, certify and report one run per combination of values; run it again to finish the rest."""
     refuse_file(out)
     refuse_twice(options.fields(sigma, files.image_size), set_, "give all its values at once, as in KEY=a,b")
     grid = parse_grid(set_)

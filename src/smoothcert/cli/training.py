@@ -57,7 +57,7 @@ def train(
     evaluate_every: Annotated[
         int, typer.Option(min=0, help="Measure the test accuracy under noise every N epochs.", show_default="never")
     ] = 0,
-    track: Annotated[Tracker | None, typer.Option(help="Also write the metrics for this tool.")] = None,
+    track: Annotated[Tracker | None, typer.Option(help="Also send the metrics to this tool.")] = None,
     resume: Resume = False,
     compile_: CompileTraining = "auto",
     capture: Annotated[
