@@ -1,5 +1,7 @@
 """A recipe for data without a preset: network, batch, learning rate and schedule that suit the images."""
 
+from typing import Any
+
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.models import is_code
@@ -40,9 +42,9 @@ def default_recipe(
     """
     network = default_network(data.shape) if model is None else model
     epochs = EPOCHS if epochs is None else epochs
-    about = {"dataset": dataset, "image_size": image_size, "model": network, "sigma": sigma, "objective": objective}
+    about: dict[str, Any] = {"dataset": dataset, "image_size": image_size, "sigma": sigma, "objective": objective}
     # The batch size has to be a multiple of the noises, which the recipe knows.
-    chosen = TrainRecipe(**about, epochs=epochs, batch_size=2**20 * 3 * 5 * 7)
+    chosen = TrainRecipe(**about, model=network, epochs=epochs, batch_size=2**20 * 3 * 5 * 7)
     noises = chosen.objective.num_noise if chosen.objective.chunked else 1
     batch_size = default_batch_size(len(data), dataset, noises)
     rate = (TRAINED_RATE_PER_256 if trained or is_code(network) else RATE_PER_256) * batch_size / 256
