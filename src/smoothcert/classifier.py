@@ -71,22 +71,15 @@ def _modules_of(classifier: object) -> list[nn.Module]:
 
     if isinstance(classifier, nn.Module):
         return [classifier]
-    values = references_of(classifier)
     if isinstance(classifier, partial):
-        return [module for part in values for module in _modules_of(part)]
+        parts = (classifier.func, *classifier.args, *classifier.keywords.values())
+        return [module for part in parts for module in _modules_of(part)]
+    values: list[object] = [getattr(classifier, "__self__", None), *getattr(classifier, "__dict__", {}).values()]
+    if isinstance(classifier, FunctionType):
+        cells = [cell for cell in classifier.__closure__ or () if cell != CellType()]  # without empty ones
+        values += [classifier.__globals__.get(name) for name in classifier.__code__.co_names]
+        values += [*(cell.cell_contents for cell in cells), *(classifier.__defaults__ or ())]
     return [value for value in values if isinstance(value, nn.Module)]
-
-
-def references_of(value: object) -> list[object]:
-    """Return what a function, a method, a partial or an object refers to directly."""
-    if isinstance(value, partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    values: list[object] = [getattr(value, "__self__", None), *getattr(value, "__dict__", {}).values()]
-    if isinstance(value, FunctionType):
-        cells = [cell for cell in value.__closure__ or () if cell != CellType()]  # without empty ones
-        values += [value.__globals__.get(name) for name in value.__code__.co_names]
-        values += [*(cell.cell_contents for cell in cells), *(value.__defaults__ or ())]
-    return values
 
 
 def device_of(classifier: Classifier) -> torch.device | None:
