@@ -8,33 +8,24 @@ NEEDED = ("idx", "label", "predict", "radius")
 SIX = (*NEEDED, "correct", "time")
 
 
-def header_columns(line: bytes) -> list[str] | None:
-    """The names of the columns if `line` is the header of a table of certificates, separated by tabs, semicolons,
-    commas or spaces; else None."""
-    text = line.decode("utf-8", "replace").strip("\ufeff\r\n ")
-    names = [name.strip().lower() for name in _cells(text, _separator(text))]
-    return names if all(name in names for name in NEEDED) and len(set(names)) == len(names) else None
-
-
 def with_six_columns(content: bytes) -> bytes:
     """The table in `content` with the six columns of the field, separated by tabs; any other content unchanged.
 
-    Further columns are dropped. `correct` is computed from label and prediction: some tools write how many images were
-    correct so far. A missing time is 0. Lines keep their number; a line that is not a row is left as it is. A file of
-    smoothcert is unchanged, unless a spreadsheet saved it as CSV.
+    Its columns may be separated by tabs, semicolons, commas or spaces. Further columns are dropped. `correct` is
+    computed from label and prediction: some tools write how many images were correct so far. A missing time is 0.
+    Lines keep their number; a line that is not a row is left as it is. A file of smoothcert is unchanged, unless a
+    spreadsheet saved it as CSV.
     """
     header, _, rest = content.partition(b"\n")
-    names = header_columns(header)
-    separator = _separator(header.decode("utf-8", "replace"))
-    complete = names is not None and tuple(names[:6]) == SIX and names[6:] == ["n0", "n", "count", "votes"]
-    if names is None or (complete and separator == "\t" and not header.startswith(codecs.BOM_UTF8)):
+    text = header.decode("utf-8", "replace").strip("\ufeff\r\n ")
+    separator = next((mark for mark in "\t;," if mark in text), " ")
+    names = [name.strip().lower() for name in _cells(text, separator)]
+    is_table = all(name in names for name in NEEDED) and len(set(names)) == len(names)
+    complete = tuple(names) == (*SIX, "n0", "n", "count", "votes")
+    if not is_table or (complete and separator == "\t" and not header.startswith(codecs.BOM_UTF8)):
         return content
     lines = [_row(line, names, separator) for line in rest.decode("utf-8", "surrogateescape").split("\n")]
     return "\n".join(["\t".join(SIX), *lines]).encode("utf-8", "surrogateescape")
-
-
-def _separator(header: str) -> str:
-    return next((mark for mark in "\t;," if mark in header), " ")
 
 
 def _cells(line: str, separator: str) -> list[str]:
