@@ -4,7 +4,7 @@ import re
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -62,7 +62,8 @@ class Batches:
             ordered = sequential or isinstance(dataset, IterableDataset)
             if isinstance(dataset, Images):
                 return cls(data, dataset.name, dataset.split, len(dataset), ordered)
-            return cls(collated(data), type(dataset).__name__, inputs=_length(dataset), ordered=ordered)
+            inputs = len(dataset) if isinstance(dataset, Sized) else None
+            return cls(collated(data), type(dataset).__name__, inputs=inputs, ordered=ordered)
         if isinstance(data, Tensor | str) or not isinstance(data, Iterable):
             raise RequestError(
                 f"data: expected a DataLoader, a Dataset or batches (inputs, labels), got {type(data).__name__}; "
@@ -84,13 +85,6 @@ def collated(loader: DataLoader[Any]) -> Iterator[object]:
             f"{reason[0][:160]}); convert or resize them in the data set, for example with "
             "torchvision.transforms.ToTensor()"
         ) from error
-
-
-def _length(data: object) -> int | None:
-    try:
-        return len(data)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 def inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
