@@ -306,6 +306,7 @@ def test_bound_held_back_is_not_used_before_the_last_look() -> None:
     assert combined_error_bound(run, 0.07) == run.error_bound == 0.5 > error_upper_bound(10, 10, 0.07)
     run.update(40, 40)
     assert combined_error_bound(run, 0.07) == error_upper_bound(40, 40, 0.07) < run.error_bound == 0.5
+    assert combined_error_bound(run, 0.0) == run.error_bound, "nothing is held back"
 
 
 @pytest.mark.parametrize("alpha", [0.001, 0.05, 0.1, 1 / 3])

@@ -210,8 +210,7 @@ class Rule:
                 break
         certificates = []
         for run, cls, counts in zip(runs, chosen.classes, votes.tolist(), strict=True):
-            q = combined_error_bound(run, held_back) if held_back else run.error_bound
-            radius = noise.radius(min(1.0, q + self.slack))
+            radius = noise.radius(min(1.0, combined_error_bound(run, held_back) + self.slack))
             certificates.append(certificate_from_bound(cls, radius, chosen.n0, counts[cls], sorted_votes(counts)))
         return certificates
 
@@ -226,12 +225,6 @@ def _predicted_radius(q: float, n: int, alpha: float) -> float:
     """The radius, in units of sigma, from n votes of which the share q fails: Clopper-Pearson at a real count."""
     bound = float(special.betainccinv(n * q + 1, n * (1 - q), alpha))
     return max(0.0, -float(special.ndtri(bound)))
-
-
-def _votes_for(q: float, minimum: int, n_max: int, alpha: float, radius_loss: float) -> int:
-    """The least n in [minimum, n_max] whose radius is within `radius_loss` of that of n_max votes."""
-    target = _predicted_radius(q, n_max, alpha) - radius_loss
-    return bisect_left(range(n_max), True, lo=minimum, key=lambda n: _predicted_radius(q, n, alpha) >= target)
 
 
 def second_stage_votes(
@@ -250,5 +243,7 @@ def second_stage_votes(
         given = f"{alpha}, {n_max}, {minimum}, {radius_loss}"
         raise ValueError(f"expected 0 < alpha < 1, n_max, minimum >= 1, radius_loss >= 0, got {given}")
     failures = first_n - first_count
-    least_error = float(special.betaincinv(failures, first_count + 1, OUTSIDE)) if failures else 0.0
-    return _votes_for(least_error, min(minimum, n_max), n_max, alpha, radius_loss)
+    q = float(special.betaincinv(failures, first_count + 1, OUTSIDE)) if failures else 0.0  # the least plausible error
+    enough = _predicted_radius(q, n_max, alpha) - radius_loss
+    least = min(minimum, n_max)
+    return bisect_left(range(n_max), True, lo=least, key=lambda n: _predicted_radius(q, n, alpha) >= enough)

@@ -243,8 +243,9 @@ def combined_error_bound(run: GridRun, held_back: float) -> float:
     """An upper bound on 1 - p: the claim of the run or, if it reached n_max, Clopper-Pearson at `held_back` if smaller.
 
     With the two parts of `split_alpha`, the bound is below 1 - p with probability at most alpha. Clopper-Pearson is
-    valid because its n is fixed beforehand; not computing it when the run stops early cannot make it wrong.
+    valid because its n is fixed beforehand; not computing it when the run stops early cannot make it wrong. A
+    `held_back` of 0 reserves nothing: the bound is the claim.
     """
-    if run.n < int(run.test.looks[-1]):
+    if not held_back or run.n < int(run.test.looks[-1]):
         return run.error_bound
     return min(run.error_bound, error_upper_bound(run.successes, run.n, held_back))

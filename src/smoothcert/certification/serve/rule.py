@@ -119,7 +119,7 @@ class Progress:
         if self.run is None:
             ended = self.position == len(self.plan.looks)
             return error_upper_bound(int(self.votes[self.cls]), self.n, self.plan.question.alpha) if ended else 1.0
-        return combined_error_bound(self.run, self.plan.held_back) if self.plan.held_back else self.run.error_bound
+        return combined_error_bound(self.run, self.plan.held_back)
 
     def certificate(self) -> Certificate:
         """The claim of the last look as a certificate, valid whoever chose this look (see the proof above)."""
