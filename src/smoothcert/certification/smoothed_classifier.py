@@ -134,9 +134,9 @@ class SmoothedClassifier(nn.Module):
         """A certificate for each input; each is wrong with probability at most `alpha`.
 
         `n0` votes choose the class and `n` fresh votes bound its probability. Fewer votes are drawn with `radii` or
-        `until_radius` (only until these radii are decided) or `radius_loss` (give up this radius, in sigmas). `bound`
-        two-sided bounds the runner-up, too; randomized draws a coin per input, on which the radius depends. `sound`
-        draws integer noise, for images made from bytes.
+        `until_radius` (only until these radii are decided) or `radius_loss` (give up this radius, in sigmas). A
+        two-sided `bound` also bounds the second class; a randomized one draws a number per input, on which the radius
+        depends. `sound` draws integer noise, for images made from bytes.
         """
         options: RuleOptions = {
             **{"n": n, "n0": n0, "alpha": alpha, "radii": radii, "until_radius": until_radius},
