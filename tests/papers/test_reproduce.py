@@ -41,6 +41,7 @@ from smoothcert.papers.reproduce import (
     work,
 )
 from smoothcert.papers.reproduce import estimate as estimates
+from smoothcert.papers.reproduce.planning import planned_run
 from smoothcert.papers.reproduce.run_state import sizes_of, with_estimate
 from smoothcert.papers.rows import paper_runs
 from smoothcert.smoothing.certificate import Certificate
@@ -71,7 +72,7 @@ def test_plan_has_the_selected_rows(tmp_path: Path) -> None:
     everything = plan(request(out=tmp_path))
     assert len(everything) == 27
     assert {run.state for run in everything} == {"missing"}
-    assert {(run.n, run.skip, run.images) for run in everything} == {(100_000, 1, 10_000)}
+    assert {(run.settings.n, run.settings.skip, run.images) for run in everything} == {(100_000, 1, 10_000)}
     assert all(run.recipe == run.paper.recipe for run in everything)
     some = plan(request(out=tmp_path, sigmas=(0.5, 1.0), methods=("one-STEP",)))
     assert names(some) == [f"smoothmix-eta{eta}-one-step-adversary-{sigma}" for sigma in (0.5, 1.0) for eta in (1, 5)]
@@ -93,7 +94,7 @@ def test_plan_has_the_selected_rows(tmp_path: Path) -> None:
     )
     assert names(table) == ["macer-0.25-seed1", "macer-0.25-seed4"]
     imagenet = plan(request(out=tmp_path, table="smoothmix/table4"))
-    assert {(run.skip, run.images) for run in imagenet} == {(100, 500)}
+    assert {(run.settings.skip, run.images) for run in imagenet} == {(100, 500)}
 
 
 @pytest.mark.usefixtures("no_clock")
@@ -125,7 +126,7 @@ def test_quick_names_folders_and_keeps_what_an_ablation_varies(tmp_path: Path) -
     (run,) = plan(request(out=tmp_path, quick=True, sigmas=(1.0,), methods=("SmoothMix (eta=5) + one",)))
     assert run.folder.name.startswith("quick-")
     assert run.recipe is not None
-    assert (run.recipe.dataset, run.recipe.epochs, run.n, run.images) == ("mnist-sample", 2, 1000, 100)
+    assert (run.recipe.dataset, run.recipe.epochs, run.settings.n, run.images) == ("mnist-sample", 2, 1000, 100)
     # Eight steps of length 1 become one of length 8; the one-step side stays as near as it was.
     assert run.recipe.objective == SmoothMix(num_noise=2, steps=1, step_size=8, one_step=True, one_step_radius=1)
     for table in ("smoothmix/table7", "smoothmix/table9", "consistency/supp-table5"):
@@ -294,7 +295,8 @@ def finished_in(out: Path, table: str = "smoothmix/table2", seeds: tuple[int, ..
     for seed in seeds:
         recipe = paper.recipe.model_copy(update={"seed": seed})
         folder = out / (paper.name + (f"-seed{seed}" if seed else ""))
-        runs.append(PlannedRun(folder, recipe, 40, 1, 1, 1, epochs_done=90, images_done=1, paper=paper))
+        settings = CertifySettings(n=40, max_images=1)
+        runs.append(PlannedRun(folder, recipe, settings, 1, epochs_done=90, images_done=1, paper=paper))
         recipe.save(folder / "recipe.yaml")
         certify_in(folder, "test-n40", 40)
     return runs
@@ -514,8 +516,9 @@ def test_images_are_scaled_to_the_recipes_image_size(jobs: int, tmp_path: Path) 
         picture.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (36 + number, 40)).save(picture)
     recipe = tiny_recipe(dataset=f"folder:{tmp_path / 'pictures'}", epochs=1, batch_size=8)
+    few = CertifySettings(n=10, max_images=2)
     right, wrong = (
-        replace(run, recipe=recipe.model_copy(update={"image_size": size}), n=10, max_images=2)
+        replace(run, recipe=recipe.model_copy(update={"image_size": size}), settings=few)
         for run, size in zip(runs_in(tmp_path / "out", 2), (28, 20), strict=True)
     )
     assert sizes_of(right.known_recipe, request()) == (8, 8)
@@ -530,7 +533,8 @@ def test_images_are_scaled_to_the_recipes_image_size(jobs: int, tmp_path: Path) 
 
 def runs_in(folder: Path, count: int) -> list[PlannedRun]:
     (paper,) = [run for run in paper_runs("smoothmix/table2") if run.name == "gaussian-0.5"]
-    return [PlannedRun(folder / str(number), paper.recipe, 100, 1, None, 10, paper=paper) for number in range(count)]
+    settings = CertifySettings(n=100)
+    return [PlannedRun(folder / str(number), paper.recipe, settings, 10, paper=paper) for number in range(count)]
 
 
 QUIET = PlainConsole(quiet=True)
@@ -621,7 +625,8 @@ def test_each_part_of_a_data_set_is_read_once(tmp_path: Path, sample: Path, monk
 
     monkeypatch.setattr(datasets, "load_dataset", counted)
     recipe, asked = tiny_recipe(dataset=f"npz:{sample}", epochs=1), request()
-    runs = [replace(run, recipe=recipe, n=10, max_images=2) for run in runs_in(tmp_path, 2)]
+    few = CertifySettings(n=10, max_images=2)
+    runs = [replace(run, recipe=recipe, settings=few) for run in runs_in(tmp_path, 2)]
     assert work.finish_runs([with_estimate(run, asked, CPU) for run in runs], asked, QUIET) == {}
     assert all(run.certificates.exists() for run in runs)
     assert sorted(read) == ["test", "train"]
@@ -670,7 +675,7 @@ def test_compile_option_reaches_the_votes(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(work, "certify_dataset", certified)
     monkeypatch.setattr(work, "load_run", lambda folder, code: None)
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: mnist.load_sample("test"))
-    (run,) = runs_in(tmp_path, 1)
+    (paper,) = [run for run in paper_runs("smoothmix/table2") if run.name == "gaussian-0.5"]
     for wanted in (False, True):
-        work.certify(run, request(compile=wanted))
+        work.certify(planned_run(request(out=tmp_path, compile=wanted), paper, None), request())
     assert seen == [False, True]

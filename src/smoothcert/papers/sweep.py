@@ -52,6 +52,5 @@ def plan_runs(
         if (recipe.model, recipe.dataset) not in built:
             new_model(recipe.model, InputSpec.of(images))  # refuses an unknown network, and one for other images
             built.add((recipe.model, recipe.dataset))
-        certified = (settings.n, settings.skip, settings.max_images, len(indices))
-        runs.append(with_state(RunState(out / name, recipe, *certified), indices))
+        runs.append(with_state(RunState(out / name, recipe, settings, len(indices)), indices))
     return runs

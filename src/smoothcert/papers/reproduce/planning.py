@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from smoothcert.certification.shards import Selection
+from smoothcert.certification.settings import CertifySettings
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.objectives import Adversary, Macer, Objective, SmoothMix
@@ -43,6 +43,8 @@ class Request(Resources):
     n: int | None = None
     skip: int | None = None
     max_images: int | None = None
+    compile: bool = False
+    """Compile the votes; training decides for itself."""
     report: str = "report"
     """Name of the report's folder in `out`."""
 
@@ -65,9 +67,8 @@ class PlannedRun(RunState):
 
 def plan(request: Request) -> list[PlannedRun]:
     """Return the runs that `request` selects, in the order of the table, with state and estimated seconds."""
-    for option, value in (("jobs", request.jobs), ("n", request.n)):
-        if value is not None and value < 1:
-            raise RequestError(f"{option}: expected at least 1, got {value}")
+    if request.jobs < 1:
+        raise RequestError(f"jobs: expected at least 1, got {request.jobs}")
     device = find_device(request.device)
     planned = [planned_run(request, run, seed) for run in chosen_runs(request) for seed in seeds_of(request, run)]
     planned = use_existing_runs(request, planned)
@@ -167,12 +168,11 @@ def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path 
     dataset = recipe.dataset if recipe else ""
     skip = (QUICK_SKIP if request.quick else SKIP).get(dataset, 1) if request.skip is None else request.skip
     n = (QUICK_VOTES if request.quick else VOTES) if request.n is None else request.n
-    fresh = PlannedRun(folder, recipe, n, skip, request.max_images, 0, paper=run)
+    settings = CertifySettings(n=n, skip=skip, max_images=request.max_images, compile=request.compile)
     if recipe is None:
-        return fresh
-    indices = Selection(sizes_of(recipe, request)[1], skip, request.max_images).indices
-    fresh = replace(fresh, images=len(indices))
-    return with_state(fresh, indices)
+        return PlannedRun(folder, recipe, settings, 0, paper=run)
+    indices = settings.selection(sizes_of(recipe, request)[1]).indices
+    return with_state(PlannedRun(folder, recipe, settings, len(indices), paper=run), indices)
 
 
 def recipe_of(request: Request, run: PaperRun, seed: int | None) -> TrainRecipe | None:

@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import DATASETS, DatasetReader, Images, Split
 from smoothcert.errors import WorkError
 from smoothcert.io.compressed import existing_form
@@ -19,7 +20,6 @@ from smoothcert.training.checkpoint import MODEL, RECIPE, InputSpec, load_run
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.resume import refuse_other_recipe
 
-N0 = 100
 # Numbers of training and test images, so that a plan does not read or download the data.
 SIZES = {
     "mnist": (60_000, 10_000),
@@ -36,8 +36,6 @@ class Resources:
     reader: DatasetReader = field(default_factory=DatasetReader)
     device: str = "auto"
     jobs: int = 1
-    compile: bool = False
-    """Compile the votes; training decides for itself."""
 
     def load(self, recipe: TrainRecipe, split: Split) -> Images:
         """Return the images of a recipe; each part of a data set is read once."""
@@ -46,13 +44,11 @@ class Resources:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run in its folder, what is to be certified, its state, and the estimated seconds that are left."""
+    """A run in its folder, how many images are to be certified, its state, and the estimated seconds that are left."""
 
     folder: Path
     recipe: TrainRecipe | None
-    n: int
-    skip: int
-    max_images: int | None
+    settings: CertifySettings
     images: int
     epochs_done: int = 0
     images_done: int = 0
@@ -69,7 +65,7 @@ class RunState:
     @property
     def certificates(self) -> Path:
         """The certificates file, plain or compressed."""
-        return existing_form(self.folder / "certificates" / f"test-n{self.n}.tsv")
+        return existing_form(self.folder / "certificates" / f"test-n{self.settings.n}.tsv")
 
     @property
     def trained(self) -> bool:
@@ -138,5 +134,5 @@ def with_estimate(run: R, resources: Resources, device: torch.device) -> R:
     spec = InputSpec.of(DATASETS.get(recipe.dataset) or resources.load(recipe, "train"))
     images, _ = sizes_of(recipe, resources)
     seconds = training_seconds(recipe, spec, images, recipe.epochs - run.epochs_done, device)
-    votes = (run.images - run.images_done) * (run.n + N0)
+    votes = (run.images - run.images_done) * (run.settings.n0 + run.settings.n)
     return replace(run, seconds=seconds + certification_seconds(recipe.model, spec, votes, device))

@@ -10,7 +10,6 @@ import torch
 from rich.progress import Progress
 
 from smoothcert.certification.certify_dataset import certify_dataset
-from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import UNSPLIT, Split
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError, WorkError
@@ -84,12 +83,11 @@ def train_run(run: RunState, resources: Resources) -> None:
 def certify(run: RunState, resources: Resources) -> None:
     """Certify the images that are missing in the file of `run`."""
     recipe, device = run.known_recipe, find_device(resources.device)
-    data = resources.load(recipe, "test")
-    settings = CertifySettings(n=run.n, compile=resources.compile, skip=run.skip, max_images=run.max_images)
-    indices = settings.selection(len(data)).indices
-    model = load_run(run.folder, recipe.model)
-    with certification_bar(run.folder.name, len(indices)) as show:
-        certify_dataset(model, data, run.certificates, settings, device=device, on_progress=show, on_warning=show.warn)
+    data, model = resources.load(recipe, "test"), load_run(run.folder, recipe.model)
+    with certification_bar(run.folder.name, run.images) as show:
+        certify_dataset(
+            *(model, data, run.certificates, run.settings), device=device, on_progress=show, on_warning=show.warn
+        )
 
 
 def in_turn(planned: Sequence[RunState], work: Callable[[RunState], None]) -> Failures:
