@@ -103,17 +103,6 @@ class Attack:
         return UnrestrictedAttack(steps, usual_size if self.step_size is None else self.step_size, self.num_noise)
 
 
-def command(name: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a sub-command."""
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        add_command(analyze, name, function, None, f"analyze {name} {example}")
-        return function
-
-    return register
-
-
-@command("margins", "runs/a runs/b --index 7")
 def margins(
     *,
     runs: Runs,
@@ -132,7 +121,6 @@ def margins(
     _write(output, {"csv": margins_csv(result)}, lambda: draw_margins(result))
 
 
-@command("interpolate", "runs/a --index 7")
 def interpolate(
     *,
     runs: Runs,
@@ -164,7 +152,6 @@ def interpolate(
     _write(output, {"csv": interpolation_csv(result)}, lambda: draw_interpolation(result, votes=votes))
 
 
-@command("mixing", "runs/a runs/b --max-images 100")
 def mixing(
     *,
     runs: Runs,
@@ -193,7 +180,6 @@ def mixing(
     _write(output, {"csv": mixing_csv(result)}, lambda: draw_mixing(result))
 
 
-@command("cost", "runs/a runs/b")
 def cost(*, runs: Runs, figure: FigureOptions) -> None:
     """Training cost of runs: time, peak memory, hyper-parameters; next to published ones if there are any."""
     from smoothcert.analysis.cost import cost_csv, cost_markdown, cost_table, draw_cost, training_costs
@@ -205,7 +191,6 @@ def cost(*, runs: Runs, figure: FigureOptions) -> None:
     _write(output, {"csv": cost_csv(costs), "md": cost_markdown(costs)}, lambda: draw_cost(costs))
 
 
-@command("input-dependent-noise", "--p 0.99 --sigma 0.5 --other-sigma 0.55")
 def input_dependent_noise(
     p: Annotated[float, typer.Option("--p", help="The class's probability at the image.")] = 0.99,
     sigma: Annotated[float, typer.Option(help="Noise level at the image.", rich_help_panel=OPTIONS)] = 0.5,
@@ -231,3 +216,15 @@ def input_dependent_noise(
 def _write(output: "Output", texts: dict[str, str], draw: "Callable[[], Figure]") -> None:
     for path in output.write(texts, draw):
         console.print(f"wrote {path}")
+
+
+ANALYSES: tuple[tuple[str, Callable[..., None], str], ...] = (
+    # name, function, example
+    ("margins", margins, "runs/a runs/b --index 7"),
+    ("interpolate", interpolate, "runs/a --index 7"),
+    ("mixing", mixing, "runs/a runs/b --max-images 100"),
+    ("cost", cost, "runs/a runs/b"),
+    ("input-dependent-noise", input_dependent_noise, "--p 0.99 --sigma 0.5 --other-sigma 0.55"),
+)
+for name, function, example in ANALYSES:
+    add_command(analyze, name, function, None, f"analyze {name} {example}")
