@@ -12,7 +12,8 @@ from rich.console import Console
 from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.errors import RequestError
 from smoothcert.papers.tables import dataset_of, paper_table, paper_table_names
-from smoothcert.report import Published, summarize, terminal_report, write_report
+from smoothcert.report import Published, summarize, write_report
+from smoothcert.report.document import terminal_report
 from smoothcert.report.published import AS_PUBLISHED, certified_otherwise
 
 from .conftest import MakeRun, as_file, image

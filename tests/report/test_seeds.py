@@ -14,8 +14,9 @@ from scipy import stats
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import WorkError
-from smoothcert.report import Published, terminal_report, write_report
+from smoothcert.report import Published, write_report
 from smoothcert.report.contents import LatexTable
+from smoothcert.report.document import terminal_report
 from smoothcert.report.seeds import SeedMean, exceeds
 from smoothcert.report.summary import summarize
 

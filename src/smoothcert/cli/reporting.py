@@ -17,7 +17,7 @@ from smoothcert.io.text import counted
 from smoothcert.training.run_folder import check_exists
 
 if TYPE_CHECKING:
-    from smoothcert.report import Choices, Report
+    from smoothcert.report import Choices
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def report(
     choices = replace(request.choices(), gallery=_gallery(images or (), data) if "html" in formats else None)
     options = {key: value for key, value in vars(request).items() if key != "runs"}
     written = write_report(request.paths, out, formats, choices=choices, force=force, request=options)
-    print_report(written)
+    written.show(console)
     _note_unused_images(images or (), [summary.dataset for summary in written.contents.summaries])
 
 
@@ -153,24 +153,12 @@ def _note_unused_images(images: Sequence[str], datasets: Sequence[str | None]) -
             console.note(f"--images {name}: not shown, no certificates here are of these images; {are}")
 
 
-def print_report(written: "Report") -> None:
-    """Print the table of a report and its files."""
-    from smoothcert.report import terminal_report
-
-    for shown in terminal_report(written.contents, console.width):
-        console.print(shown)
-    for path in written.written:
-        console.print(f"wrote {path}")
-    if written.removed:
-        console.print(f"removed {', '.join(map(str, written.removed))}, from a report of other runs or options")
-
-
 def report_runs(runs: Sequence[Path], out: Path, formats: Sequence[str], data: Path | None = None) -> None:
     """Write a report of finished runs or certificates files with pictures of their images, and print its table."""
     from smoothcert.report import write_report
     from smoothcert.report.thumbnails import pictures
 
-    print_report(write_report(runs, out, formats, gallery=partial(pictures, folder=data), request={}))
+    write_report(runs, out, formats, gallery=partial(pictures, folder=data), request={}).show(console)
 
 
 def _gallery(images: Sequence[str], data: Path | None) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
+from smoothcert.io.console import PlainConsole
 from smoothcert.io.written_files import is_as_written, refuse_foreign_files, stored_request, write_files
 from smoothcert.report.check import request_for
 from smoothcert.report.contents import TRIAL, Choices, Contents, LatexTable, read_contents
@@ -38,7 +39,6 @@ __all__ = [
     "Summary",
     "find_certificates",
     "summarize",
-    "terminal_report",
     "write_report",
 ]
 
@@ -58,6 +58,15 @@ class Report:
     def summaries(self) -> list[Summary]:
         """The numbers of each run, in the given order or that of the paper's table."""
         return list(self.contents.summaries)
+
+    def show(self, console: PlainConsole) -> None:
+        """Print the result in words, the tables, and what was written and removed."""
+        for shown in terminal_report(self.contents, console.width):
+            console.print(shown)
+        for path in self.written:
+            console.print(f"wrote {path}")
+        if self.removed:
+            console.print(f"removed {', '.join(map(str, self.removed))}, from a report of other runs or options")
 
 
 def write_report(

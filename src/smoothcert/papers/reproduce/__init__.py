@@ -18,7 +18,7 @@ from smoothcert.papers.reproduce.planning import PlannedRun, Request, plan, shar
 from smoothcert.papers.reproduce.run_state import plan_table
 from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
 from smoothcert.papers.rows import PaperRun, paper_runs, published
-from smoothcert.report import Published, terminal_report, write_report
+from smoothcert.report import Published, write_report
 from smoothcert.report.published import PublishedFor
 from smoothcert.report.thumbnails import pictures
 
@@ -83,9 +83,8 @@ def show_report(
     )
     write_files(out, {"rows.md": rows_page(title, rows).encode()})
     console.print(title, style="bold")
-    for shown in terminal_report(report.contents, console.width):
-        console.print(shown)
-    for line in (*missing(rows), *(f"wrote {path}" for path in (*report.written, out / "rows.md"))):
+    report.show(console)
+    for line in (f"wrote {out / 'rows.md'}", *missing(rows)):
         console.print(line)
 
 
