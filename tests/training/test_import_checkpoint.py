@@ -22,7 +22,6 @@ from smoothcert.io.yaml_file import read_yaml
 from smoothcert.models import MODELS
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.import_checkpoint import import_checkpoint
-from smoothcert.training.import_run import import_run
 from smoothcert.training.input_layer import input_layer_warning
 from smoothcert.training.loop import train
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
@@ -506,11 +505,11 @@ def test_own_network_is_imported_with_code_that_builds_it(
 
 @pytest.mark.usefixtures("project")
 def test_one_function_of_python_imports_both_kinds_of_networks(lenet: nn.Module, digits: Tensor) -> None:
-    own = import_run(Path("own.pth"), Path("own"), sigma=0.5, arch=OWN, dataset="mnist-sample")
+    own = import_checkpoint(Path("own.pth"), Path("own"), sigma=0.5, arch=OWN, dataset="mnist-sample")
     assert (own.recipe.model, own.spec.num_classes) == (OWN, 10)
     stored = torch.load("own.pth", weights_only=True)["state_dict"]
     assert torch.equal(own.model.state_dict()["1.weight"], stored["module.1.weight"])
-    built_in = import_run(saved(lenet.state_dict(), Path("lenet.pt")), Path("built-in"), sigma=0.5)
+    built_in = import_checkpoint(saved(lenet.state_dict(), Path("lenet.pt")), Path("built-in"), sigma=0.5)
     assert torch.equal(logits(built_in.model, digits), logits(lenet, digits))
 
 

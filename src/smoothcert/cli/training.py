@@ -193,7 +193,7 @@ def import_(
     from smoothcert.data import DATASETS
     from smoothcert.models import is_code
     from smoothcert.training.checkpoint import InputSpec
-    from smoothcert.training.import_run import import_run
+    from smoothcert.training.import_checkpoint import import_checkpoint
     from smoothcert.training.input_layer import input_layer_warning
 
     size, inputs = files.image_size, None
@@ -204,7 +204,7 @@ def import_(
             "--image-size, --channels and --classes: expected your own --dataset with them, such as folder:PATH; leave "
             "them out"
         )
-    run = import_run(
+    run = import_checkpoint(
         *(file, out),
         sigma=sigma,
         arch=arch,

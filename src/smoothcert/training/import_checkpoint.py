@@ -1,14 +1,12 @@
-"""Imports published checkpoints as run folders; code that is stored in such a file is never executed.
+"""Imports checkpoints as run folders: published ones, and those of a user's own network, which their code builds.
 
 Layouts: {arch, epoch, state_dict, optimizer} of Cohen et al. (https://github.com/locuslab/smoothing) and of the work
 that builds on it (SmoothAdv, Consistency, SmoothMix), with the network at index 1 after an input layer;
 {net, epoch} of MACER (https://github.com/RuntianZ/macer); bare state dicts, such as torchvision's.
 """
 
-import hashlib
 import re
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,32 +17,27 @@ import torch
 from torch import Tensor
 
 from smoothcert.data import DATASETS, Normalization
-from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.text import named_error
-from smoothcert.models import MODELS
+from smoothcert.errors import RequestError
+from smoothcert.models import MODELS, as_module, check_outputs, is_code
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, write_new_run
 from smoothcert.training.choices import InputLayer
+from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.input_layer import layer_normalization, network_of
 from smoothcert.training.recipe import ImportRecipe, parse_recipe
-from smoothcert.training.run_folder import check_file, split_key
+from smoothcert.training.run_folder import split_key
 from smoothcert.training.versions import versions
+from smoothcert.training.weights_file import (
+    COUNTER,
+    INPUT_BUFFERS,
+    describe_problems,
+    file_digest,
+    find_state_dict,
+    matched_by_name,
+    read_checkpoint,
+    refuse_not_finite,
+)
 
 USUAL_DATASET = {"lenet": "mnist", "resnet50": "imagenet"}  # of the other networks: cifar10
-CONTAINERS = ("state_dict", "net", "model_state_dict", "model")
-INPUT_BUFFERS = (("means", "sds"), ("mean", "std"), ("mu", "sigma"))
-"""Names of the mean and standard deviation in input layers that save them."""
-COUNTER = "num_batches_tracked"
-AVERAGE_COUNTER = "n_averaged"
-"""What torch's AveragedModel saves next to the averaged weights."""
-
-# Some files store an accuracy or an epoch as a numpy number. Reading one needs numpy's scalar function (also under its
-# name in numpy 1) and a numeric dtype: a number from bytes, no code. Everything else that a file requests is refused.
-_SCALAR = np.float64(0).__reduce__()[0]
-_NUMBERS: list[Any] = [
-    *((_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
-    np.dtype,
-    *(type(np.dtype(kind)) for kind in ("float64", "float32", "int64", "int32", "bool")),
-]
 
 
 @dataclass(frozen=True)
@@ -74,6 +67,9 @@ def import_checkpoint(
 ) -> Run:
     """Make the run folder `out` from a published checkpoint; its model gives the same logits as the source.
 
+    `arch` may also name a user's code that builds the network, and runs: only the user may name it. The code contains
+    the input layer of the network, if it has one, and `dataset` must be given with it.
+
     `inputs` describes a `dataset` that is not one of DATASETS, and `image_size` is the side of its images in folders.
 
     This requires the input layer of the training: `normalize` (x - mean) / std, `center` x - mean, or `none`. Most
@@ -81,16 +77,19 @@ def import_checkpoint(
     SmoothAdv's code has both, so its files may need `center`. Of a file with several sets of weights, such as
     `state_dict` and `state_dict_ema`, FILE:KEY chooses one. A refused file leaves nothing behind.
     """
-    file, key = split_key(file)
+    given, (file, key) = file, split_key(file)
+    source = file.name if key is None else f"{file.name}:{key}"
+    about = {"sigma": sigma, "image_size": image_size, "source": source, "method": method}
+    if arch is not None and is_code(arch):
+        return _import_own_network(given, out, arch, dataset, inputs, input_layer, about)
     contents = read_checkpoint(file)
     layout, state, notes = find_state_dict(file, contents, key)
     name, fit = _architecture(file, arch, contents.get("arch"), state)
     notes += fit.notes
     dataset, inputs = _dataset(file, dataset, inputs, name, fit.num_classes, notes)
     layer, normalization = _input_layer(dataset, inputs.normalization, input_layer, fit, layout, notes)
-    fields = {"dataset": dataset, "model": name, "sigma": sigma, "input_layer": layer, "image_size": image_size}
-    source = file.name if key is None else f"{file.name}:{key}"
-    recipe = parse_recipe(ImportRecipe, {**fields, "source": source, "method": method}, "import")
+    fields = {"dataset": dataset, "model": name, "input_layer": layer, **about}
+    recipe = parse_recipe(ImportRecipe, fields, "import")
     spec = replace(inputs, normalization=normalization)
     with torch.random.fork_rng(devices=[]):
         model = new_model(name, spec)
@@ -98,103 +97,39 @@ def import_checkpoint(
     refuse_not_finite(file, model.state_dict())
     epoch = contents.get("epoch")
     epoch = int(epoch) if isinstance(epoch, int | np.integer) and epoch >= 0 else 0
-    return write_import(Run(out, recipe, spec, model.eval(), epoch, {"notes": notes}), file)
+    return _written(Run(out, recipe, spec, model.eval(), epoch, {"notes": notes}), file)
 
 
-def write_import(run: Run, file: Path) -> Run:
+def _import_own_network(
+    file: Path,
+    out: Path,
+    arch: str,
+    dataset: str | None,
+    inputs: InputSpec | None,
+    input_layer: InputLayer | None,
+    about: Mapping[str, Any],
+) -> Run:
+    """Import the weights of the network that the user's code `arch` builds, with its input layer, if it has one."""
+    inputs = InputSpec.of(DATASETS[dataset]) if inputs is None and dataset in DATASETS else inputs
+    if inputs is None or input_layer not in (None, "none"):
+        raise RequestError(
+            f"--arch {arch}: expected --dataset with it, and no --input-layer, which the code contains; "
+            + ("add --dataset NAME" if inputs is None else "leave --input-layer out")
+        )
+    fields = {"dataset": dataset, "model": arch, "input_layer": "none", **about}
+    recipe, notes = parse_recipe(ImportRecipe, fields, "import"), list[str]()
+    network = as_module(own_model_with_weights(arch, inputs.num_classes, file, notes.append), arch, "arch")
+    check_outputs(network, arch, inputs.shape, inputs.num_classes)
+    spec = InputSpec(inputs.shape, inputs.num_classes, class_names=inputs.class_names)
+    return _written(Run(out, recipe, spec, network.eval(), 0, {"notes": notes}), split_key(file)[0])
+
+
+def _written(run: Run, file: Path) -> Run:
     """Write the run that was imported from `file`; return it with its provenance."""
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    about = {"versions": versions(torch.device("cpu")), "source_sha256": digest, **run.provenance}
+    about = {"versions": versions(torch.device("cpu")), "source_sha256": file_digest(file), **run.provenance}
     run = replace(run, provenance=about)
     write_new_run(run, run.model.state_dict())
     return run
-
-
-def refuse_not_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
-    """Raise a WorkError if a weight is NaN or infinite: the logits would be, too."""
-    for name, tensor in weights.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise WorkError(
-                f"{file}: expected finite weights, got NaN or infinite ones in {name}; download the file again or give "
-                "a checkpoint of an earlier epoch"
-            )
-
-
-def read_checkpoint(file: Path) -> Mapping[Any, Any]:
-    """Read the mapping in `file` onto the CPU. Only tensors, containers and numbers are read; code is refused."""
-    check_file(file, "a checkpoint, such as checkpoint.pth.tar")
-    try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals(_NUMBERS):
-            warnings.simplefilter("ignore")  # about old formats
-            contents = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can make the unpickler raise any exception
-        if wanted := re.search(r"GLOBAL (\S+) (?:was not|whose module)|unrecognized function (\S+)", str(error)):
-            raise WorkError(
-                f"{file}: refused: expected tensors and numbers, got a file that asks to run {wanted[1] or wanted[2]} "
-                "when it is read; if you trust its author, load it in a script and save its state_dict() alone"
-            ) from None
-        if "TorchScript" in str(error):
-            raise WorkError(
-                f"{file}: expected weights (a state dict), got a TorchScript model; load it by torch.jit.load in a "
-                "function of your own, which --model names, or save its state_dict() alone"
-            ) from None
-        # torch's own text is about its arguments, which a user of this command does not give.
-        reason = type(error).__name__ if "weights_only" in str(error) else named_error(error)
-        raise WorkError(
-            f"{file}: damaged or not a PyTorch checkpoint ({reason}); download it again or give another file"
-        ) from error
-    if not isinstance(contents, Mapping):
-        raise RequestError(
-            f"{file}: expected a checkpoint (a dict with state_dict or net, or a state dict), "
-            f"got a {type(contents).__name__}; give another file"
-        )
-    return contents
-
-
-def find_state_dict(
-    file: Path, contents: Mapping[Any, Any], wanted: str | None = None
-) -> tuple[str, dict[str, Tensor], list[str]]:
-    """The key of the weights ("" for a bare state dict), the weights in the order of the file, and what to know.
-
-    Without a `wanted` key, the usual ones are tried; other weights of the same network in the file are reported.
-    """
-    for key in (*CONTAINERS, "") if wanted is None else (wanted,):
-        state = _state_dict(contents.get(key) if key else contents)
-        if state is None:
-            continue
-        others = [str(name) for name in contents if name != key and _same_network(_state_dict(contents[name]), state)]
-        if wanted is not None or not others:
-            return key, state, []
-        return key, state, [f"weights: those of {key}; {file.name}:{others[0]} gives those of {others[0]}"]
-    if wanted is not None:
-        named = ", ".join(str(name) for name in contents if _state_dict(contents[name]) is not None)
-        raise RequestError(f"{file}: expected weights under {wanted}, got {named or 'none'}; choose one of the keys")
-    raise RequestError(
-        f"{file}: expected weights under {', '.join(CONTAINERS)} or a bare state dict, got a dict with the keys "
-        f"{', '.join(map(str, list(contents)[:5])) or 'none'}; give another file"
-    )
-
-
-def _state_dict(value: object) -> dict[str, Tensor] | None:
-    """The weights in a part of a file, without the counter of an average; None if it is something else."""
-    if not isinstance(value, Mapping) or not value or not all(map(_is_dense, value.values())):
-        return None
-    return {str(name): tensor for name, tensor in value.items() if name != AVERAGE_COUNTER}
-
-
-def _same_network(other: Mapping[str, Tensor] | None, state: Mapping[str, Tensor]) -> bool:
-    """Whether two sets of weights have matrices and filters of the same shapes; the prefixes of names may differ."""
-    shapes = [sorted(tuple(t.shape) for t in one.values() if t.ndim > 1) for one in (other or {}, state)]
-    return shapes[0] == shapes[1] != []
-
-
-def _is_dense(value: object) -> bool:
-    """Whether `value` is a tensor that can be copied into a network: dense, real and not quantized."""
-    if not isinstance(value, Tensor):
-        return False
-    plain = not value.is_quantized and not value.is_complex()
-    return plain and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def _architecture(file: Path, given: str | None, stored: object, state: Mapping[str, Tensor]) -> tuple[str, _Fit]:
@@ -229,28 +164,10 @@ def _shapes(arch: str, num_classes: int) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in MODELS[arch].build(num_classes).state_dict().items()}
 
 
-def best_prefix(names: Sequence[str], state: Mapping[str, Tensor]) -> str:
-    """The prefix (`module.`, `1.`, `1.module.`, ..., or none) with which most of `names` are in `state`."""
-    prefixes = {name.removesuffix(names[0]) for name in state if name.endswith("." + names[0])} | {""}
-    return max(prefixes, key=lambda prefix: (sum(prefix + name in state for name in names), -len(prefix)))
-
-
-def describe_problems(names: Mapping[str, Sequence[str]]) -> list[str]:
-    """A text such as "2 missing (a, b)" for each kind of problem with tensors."""
-    return [
-        f"{len(some)} {kind} ({', '.join(some[:3])}{', ...' if len(some) > 3 else ''})"
-        for kind, some in names.items()
-        if some
-    ]
-
-
 def _fit(arch: str, state: Mapping[str, Tensor]) -> _Fit:
     """Match tensors by name."""
     names = list(_shapes(arch, 10))
-    needed = [name for name in names if not name.endswith(COUNTER)]
-    prefix = best_prefix(needed, state)
-    weights = {name: state[prefix + name] for name in names if prefix + name in state}
-    missing = [name for name in needed if name not in weights]
+    weights, prefix, missing = matched_by_name(names, state)
     if arch == "lenet" and missing and (by_order := _lenet_by_order(state)):
         return by_order
     num_classes = weights[names[-1]].numel() if names[-1] in weights else 10
@@ -258,10 +175,10 @@ def _fit(arch: str, state: Mapping[str, Tensor]) -> _Fit:
     differing = [name for name in weights if tuple(weights[name].shape) != shapes[name]]
     used = {prefix + name for name in weights}
     rest = {name: tensor for name, tensor in state.items() if name not in used}
-    buffers, unexpected = _input_buffers(rest, channels=shapes[needed[0]][1])
+    buffers, unexpected = _input_buffers(rest, channels=shapes[names[0]][1])
     problems = describe_problems({"missing": missing, "unexpected": unexpected, "of other shape": differing})
     # Files of torch before 0.4.1 have no counters, which evaluation does not use.
-    counters = {name: torch.zeros((), dtype=torch.int64) for name in names if name not in (*needed, *weights)}
+    counters = {name: torch.zeros((), dtype=torch.int64) for name in names if name not in (*weights, *missing)}
     notes = (f"{COUNTER}: absent from the file, set to zero",) if counters else ()
     return _Fit({**weights, **counters}, num_classes, prefix, buffers, tuple(problems), notes)
 

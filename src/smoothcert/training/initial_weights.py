@@ -1,6 +1,5 @@
 """Weights that training starts from: of a run, of a `.safetensors` file, or of a PyTorch checkpoint."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
@@ -17,16 +16,16 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
 from smoothcert.models import as_module, is_hub, own_model
 from smoothcert.smoothing.accuracy import at_chance, independent_accuracy
-from smoothcert.training.import_checkpoint import (
-    COUNTER,
+from smoothcert.training.run_folder import MODEL, check_file, check_run_folder, split_key
+from smoothcert.training.weights_file import (
     INPUT_BUFFERS,
-    best_prefix,
     describe_problems,
+    file_digest,
     find_state_dict,
+    matched_by_name,
     read_checkpoint,
     refuse_not_finite,
 )
-from smoothcert.training.run_folder import MODEL, check_file, check_run_folder, split_key
 
 START_IMAGES = 100
 """Number of training images, spread over the data, on which a network is tried before it is trained."""
@@ -73,8 +72,7 @@ def load_initial_weights(
         )
     refuse_not_finite(path, matched)
     model.load_state_dict({**target, **matched})
-    with path.open("rb") as file:
-        source = {"file": path.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    source = {"file": path.name, "sha256": file_digest(path)}
     return source if key is None else {**source, "key": key}
 
 
@@ -148,10 +146,8 @@ def _by_name(
 ) -> tuple[dict[str, Tensor], set[str], list[str]]:
     """Match what is behind `inner` in `target`: the tensors, their names in `weights`, and what is missing."""
     names = [key.removeprefix(inner) for key in target if key.startswith(inner)]
-    prefix = best_prefix(names, weights)
-    matched = {inner + name: weights[prefix + name] for name in names if prefix + name in weights}
-    missing = [name for name in names if inner + name not in matched and not name.endswith(COUNTER)]
-    return matched, {prefix + name for name in names}, missing
+    matched, prefix, missing = matched_by_name(names, weights)
+    return {inner + name: matched[name] for name in matched}, {prefix + name for name in names}, missing
 
 
 def _behind_input_layer(target: Mapping[str, Tensor]) -> str:
