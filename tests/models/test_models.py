@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from smoothcert.data import Normalization
 from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, Normalize, build_model
 
@@ -201,7 +202,7 @@ def test_normalisation_does_not_repeat_a_grey_channel() -> None:
 
 def test_normalisation_is_the_first_layer_and_is_saved() -> None:
     torch.manual_seed(0)
-    model = build_model("lenet", (1, 28, 28), 10, mean=(0.25,), std=(0.5,))
+    model = build_model("lenet", (1, 28, 28), 10, Normalization(mean=(0.25,), std=(0.5,)))
     images = torch.rand(2, 1, 28, 28)
     assert torch.equal(model(images), model[1]((images - 0.25) / 0.5))
     assert float(model.state_dict()["0.mean"]) == 0.25

@@ -1,8 +1,9 @@
 """Networks from images in [0, 1] to logits, normalisation included. To add one, write its file and add it to MODELS."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -24,6 +25,9 @@ from smoothcert.models.user_code import check_outputs as check_outputs
 from smoothcert.models.user_code import is_code as is_code
 from smoothcert.models.user_code import is_own_code as is_own_code
 from smoothcert.models.user_code import own_model as own_model
+
+if TYPE_CHECKING:
+    from smoothcert.data import Normalization
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +63,9 @@ def check_name(name: str) -> None:
 
 
 def build_model(
-    name: str,
-    shape: tuple[int, int, int],
-    num_classes: int,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    name: str, shape: tuple[int, int, int], num_classes: int, normalization: "Normalization | None" = None
 ) -> nn.Module:
-    """Build a newly initialised model for images of `shape`; with `mean` and `std` its first layer normalises.
+    """Build a newly initialised model for images of `shape`; with a `normalization` its first layer normalises.
 
     `package.module:function` builds a user's own network, which contains its own normalisation, if any; `hf:NAME` and
     `timm:NAME` are published classifiers with their weights.
@@ -83,4 +83,4 @@ def build_model(
             f"model: {name} takes images of shape {spec.shape}, the data has {shape}; `smoothcert models` lists others"
         )
     model = spec.build(num_classes)
-    return model if mean is None or std is None else nn.Sequential(Normalize(mean, std), model)
+    return nn.Sequential(Normalize(normalization.mean, normalization.std), model) if normalization else model

@@ -199,10 +199,8 @@ def refuse_extra_state(state: Mapping[str, object]) -> None:
 
 def new_model(name: str, spec: InputSpec) -> nn.Module:
     """Build the network that a recipe calls `name` on the CPU in float32, initialized by the global torch generator."""
-    normalization = spec.normalization
-    mean, std = (normalization.mean, normalization.std) if normalization else (None, None)
     with default_float32(), torch.device("cpu"):
-        return build_model(name, spec.shape, spec.num_classes, mean, std)
+        return build_model(name, spec.shape, spec.num_classes, spec.normalization)
 
 
 def save_weights(run: Run, weights: Mapping[str, Tensor] | None = None) -> None:
