@@ -32,7 +32,11 @@ class RecipeOptions:
     dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the recipe's")] = None
     model: Annotated[
         str | None,
-        typer.Option("--model", "--arch", help="A network, or your own: package.module:function or FILE.py:function."),
+        typer.Option(
+            "--model",
+            "--arch",
+            help="A network, hf:NAME, timm:NAME, or your own: package.module:function or FILE.py:function.",
+        ),
     ] = None
     objective: Annotated[
         str | None,
