@@ -24,7 +24,7 @@ from smoothcert.io.text import (
     radius_text,
     rate,
 )
-from smoothcert.report.progress import certification_bar, counting_bar
+from smoothcert.report.progress import counting_bar, status_bar
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_an_error_before_the_first_progress_leaves_no_bar(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR" if terminal else "NO_COLOR", "1")
-    with pytest.raises(ValueError, match="refused"), certification_bar("run", 1):
+    with pytest.raises(ValueError, match="refused"), status_bar("run"):
         raise ValueError("refused")
     out = capsys.readouterr().out
     erase_line = "\x1b[2K"
@@ -128,9 +128,9 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_slow_work_has_a_speed(capsys: pytest.CaptureFixture[str]) -> None:
     status = CertificationStatus(1, 2, 0.5, images_per_second=0.00321, votes_per_second=0.6421, votes=200)
-    with certification_bar("run", 2) as show:
+    with status_bar("run") as show:
         show(status)
-    assert "0.00321 img/s 0.642 votes/s" in " ".join(capsys.readouterr().out.split())
+    assert "1/2 ACR 0.500 5 min 12 s left 0.00321 img/s 0.642 votes/s" in " ".join(capsys.readouterr().out.split())
     assert [rate(x) for x in (41.77, 99.96, 2053.4)] == ["41.8", "100", "2,053"]
 
 

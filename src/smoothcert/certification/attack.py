@@ -38,6 +38,7 @@ from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_form
 from smoothcert.io.results import alone, differing_settings, stored_settings
+from smoothcert.io.text import rate
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import top_two_p_value
@@ -131,6 +132,10 @@ class AttackStatus:
     withstood: int
     contradictions: int
     images_per_second: float
+
+    def __str__(self) -> str:
+        loud = f" {self.contradictions} CONTRADICTIONS" if self.contradictions else ""
+        return f"{self.done}/{self.total} withstood {self.withstood} {rate(self.images_per_second)} img/s{loud}"
 
 
 def noise_key(seed: int, index: int, purpose: Literal["gradient", "votes"], radius: float) -> int:
@@ -251,9 +256,9 @@ def attack_dataset(
         started, resumed = time.perf_counter(), len(rows)
 
         def report() -> None:
-            rate = (len(rows) - resumed) / max(time.perf_counter() - started, 1e-9)
+            speed = (len(rows) - resumed) / max(time.perf_counter() - started, 1e-9)
             withstood, contradictions = sum(row.withstood for row in rows), sum(row.contradiction for row in rows)
-            on_progress(AttackStatus(len(rows), len(indices), withstood, contradictions, rate))
+            on_progress(AttackStatus(len(rows), len(indices), withstood, contradictions, speed))
 
         report()
         for part in in_parts(todo, recipe.images_at_once):

@@ -41,6 +41,7 @@ from smoothcert.io.results import (
     stored_settings,
     write_settings,
 )
+from smoothcert.io.text import duration, rate
 from smoothcert.noise import sigma_warning
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
 from smoothcert.smoothing.cascade import stage_alphas
@@ -69,6 +70,13 @@ class CertificationStatus:
     def seconds_left(self) -> float | None:
         """Extrapolated from the images that this call has certified; None before the first."""
         return (self.total - self.done) / self.images_per_second if self.images_per_second > 0 else None
+
+    def __str__(self) -> str:
+        now = f"{self.done}/{self.total} ACR {self.average_certified_radius:.3f}"
+        now += f" {duration(self.seconds_left)} left" if self.seconds_left else ""
+        if self.images_per_second:  # none if the file was complete
+            now += f" {rate(self.images_per_second)} img/s {rate(self.votes_per_second)} votes/s"
+        return now
 
 
 Report = Callable[[CertificationStatus], None]

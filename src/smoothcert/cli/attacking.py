@@ -78,7 +78,7 @@ def attack(
     from smoothcert.certification.shards import Selection
     from smoothcert.cli.certify_targets import default_folder, if_elsewhere, subject_for_images
     from smoothcert.distributed import find_device
-    from smoothcert.report.progress import attack_bar, print_data_notes
+    from smoothcert.report.progress import print_data_notes, status_bar
 
     torch_device, folder = find_device(device), out or default_folder(request.kind, folders)
     places = [folder, *(folders[:1] if not request.kind else ())]
@@ -96,7 +96,7 @@ def attack(
     recipe = complete_attack_recipe(fields, path, torch_device, images.shape, certified, trained_sigma)
     known = range(len(images)) if certified is None else sorted(row.index for row in certified.rows)
     indices = [known[i] for i in Selection(len(known), skip, max_images).indices]
-    with attack_bar(folder.name, len(indices)) as show:
+    with status_bar(f"attack {folder.name}") as show:
         file = attack_dataset(
             *(subject, images, indices, recipe, path, torch_device),
             certificates=certified,

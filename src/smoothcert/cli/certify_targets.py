@@ -24,7 +24,7 @@ from smoothcert.io.compressed import compressed_form, result_files
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.files import check_inside
 from smoothcert.io.text import counted
-from smoothcert.report.progress import certification_bar, print_data_notes
+from smoothcert.report.progress import print_data_notes, status_bar
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.training.checkpoint import Run
@@ -123,7 +123,7 @@ def certify_target(
     indices = settings.selection(len(images)).indices
     if group.leads:
         print_notes(request, target, images)
-    with certification_bar(target.folder.name, len(indices), quiet=console.quiet) as show:
+    with status_bar(f"certify {target.folder.name}", console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:
             # Nothing is refused from here on. Reports read the recipe next to the certificates.

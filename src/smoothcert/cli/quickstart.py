@@ -34,7 +34,7 @@ def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and repor
     from smoothcert.certification.certify_dataset import certify_dataset
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.data import load_dataset
-    from smoothcert.report.progress import certification_bar
+    from smoothcert.report.progress import status_bar
     from smoothcert.training.checkpoint import load_run
 
     train_data, test_data = (load_dataset("mnist-sample", split) for split in ("train", "test"))
@@ -44,7 +44,7 @@ def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and repor
     for name, folder in zip(METHODS, folders, strict=True):
         train_method(name, folder, train_data)
         path = folder / "certificates" / f"test-n{VOTES}.tsv"
-        with certification_bar(folder.name, images) as show:
+        with status_bar(f"certify {folder.name}") as show:
             certify_dataset(load_run(folder), test_data, path, settings, on_progress=show, on_warning=show.warn)
     report_runs(folders, out / "report", ("md", "html", "png"))
     console.print(f"{images} test images, n = {VOTES:,} votes: a small budget for a first look.")

@@ -3,19 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.progress import BarColumn, Progress
 
 from smoothcert.io.console import PlainColumn, PlainConsole, leads
 from smoothcert.io.references import same_reference
-from smoothcert.io.text import duration, rate
 
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
-    from smoothcert.certification.attack import AttackStatus
-    from smoothcert.certification.certify_dataset import CertificationStatus
     from smoothcert.data import Images
-    from smoothcert.training.loop import TrainingStatus
     from smoothcert.training.recipe import TrainRecipe
 
 
@@ -51,64 +47,44 @@ def print_data_notes(console: PlainConsole, images: "Images", trained_on: str | 
         )
 
 
-def train_with_bar(recipe: "TrainRecipe", data: "Images", folder: Path, **options: Any) -> None:
-    """`train`, showing epoch, loss, accuracy if known, images/s and the time left, and notes above the bar."""
-    from smoothcert.training.loop import train
+class Status(Protocol):
+    """What training, certification and attacks report: how much is done of what, and as text more about it."""
 
-    console = PlainConsole()
-    with _bar(console) as bar:
-        task = bar.add_task(f"train {folder.name}", total=None, now="")
+    @property
+    def done(self) -> int: ...
 
-        def show(status: "TrainingStatus") -> None:
-            accuracy = "" if status.noisy_accuracy is None else f"noisy acc {status.noisy_accuracy:.1%} "
-            now = f"epoch {status.epoch + 1}/{status.epochs} loss {status.loss:.3f} {accuracy}"
-            # The speed is last: a narrow terminal cuts the end.
-            now += f"{duration(status.seconds_left)} left {rate(status.images_per_second)} img/s"
-            done = status.epoch * status.steps + status.step
-            bar.update(task, total=status.epochs * status.steps, completed=done, now=now)
-
-        train(recipe, data, folder, on_progress=show, on_note=console.note, **options)
+    @property
+    def total(self) -> int: ...
 
 
-class CertificationBar:
-    """Shows images done, running ACR, images/s, votes/s and the time left."""
+class StatusBar:
+    """Shows each status that it is called with."""
 
-    def __init__(self, bar: Progress, console: PlainConsole, name: str, images: int) -> None:
-        self._bar, self._task = bar, bar.add_task(f"certify {name}", total=images, now="")
+    def __init__(self, bar: Progress, console: PlainConsole, name: str) -> None:
+        self._bar, self._task = bar, bar.add_task(name, total=None, now="")
         self.note = console.note
         """Prints a note above the bar."""
         self.warn = PlainConsole(stderr=True).warn if console.quiet else console.warn
         """Prints a warning above the bar, or on standard error if there is none."""
 
-    def __call__(self, status: "CertificationStatus") -> None:
-        left = status.seconds_left
-        now = f"{status.done}/{status.total} ACR {status.average_certified_radius:.3f}"
-        now += f" {duration(left)} left" if left else ""
-        if status.images_per_second:  # none if the file was complete
-            now += f" {rate(status.images_per_second)} img/s {rate(status.votes_per_second)} votes/s"
-        self._bar.update(self._task, total=status.total, completed=status.done, now=now)
+    def __call__(self, status: Status) -> None:
+        self._bar.update(self._task, total=status.total, completed=status.done, now=str(status))
 
 
 @contextmanager
-def certification_bar(name: str, images: int, quiet: bool = False) -> Iterator[CertificationBar]:
-    """A bar to call with each status of a certification; with `quiet`, only its warnings are printed."""
+def status_bar(name: str, quiet: bool = False) -> Iterator[StatusBar]:
+    """A bar for one piece of work; with `quiet`, only its warnings are printed."""
     console = PlainConsole(quiet=quiet)
     with _bar(console) as bar:
-        yield CertificationBar(bar, console, name, images)
+        yield StatusBar(bar, console, name)
 
 
-@contextmanager
-def attack_bar(name: str, images: int) -> Iterator["Callable[[AttackStatus], None]"]:
-    """A bar to call with each status of an attack: images done, how many withstood everything, and contradictions."""
-    with _bar(PlainConsole()) as bar:
-        task = bar.add_task(f"attack {name}", total=images, now="")
+def train_with_bar(recipe: "TrainRecipe", data: "Images", folder: Path, **options: Any) -> None:
+    """`train`, with a bar and with notes above it."""
+    from smoothcert.training.loop import train
 
-        def show(status: "AttackStatus") -> None:
-            loud = f" {status.contradictions} CONTRADICTIONS" if status.contradictions else ""
-            now = f"{status.done}/{status.total} withstood {status.withstood}"
-            bar.update(task, completed=status.done, now=f"{now} {rate(status.images_per_second)} img/s{loud}")
-
-        yield show
+    with status_bar(f"train {folder.name}") as show:
+        train(recipe, data, folder, on_progress=show, on_note=show.note, **options)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from torch import Tensor
 from smoothcert.data import Images
 from smoothcert.distributed import TRAINING_SECONDS, Team, enough_memory, find_device, team
 from smoothcert.errors import WorkError
+from smoothcert.io.text import duration, rate
 from smoothcert.objectives import Progress
 from smoothcert.objectives.base import warm_up
 from smoothcert.training.checkpoint import save_weights
@@ -60,6 +61,21 @@ class TrainingStatus:
     """None for a denoiser that is trained without a classifier."""
     images_per_second: float
     seconds_left: float
+
+    @property
+    def done(self) -> int:
+        """Steps of all epochs."""
+        return self.epoch * self.steps + self.step
+
+    @property
+    def total(self) -> int:
+        return self.epochs * self.steps
+
+    def __str__(self) -> str:
+        accuracy = "" if self.noisy_accuracy is None else f"noisy acc {self.noisy_accuracy:.1%} "
+        now = f"epoch {self.epoch + 1}/{self.epochs} loss {self.loss:.3f} {accuracy}"
+        # The speed is last: a narrow terminal cuts the end.
+        return f"{now}{duration(self.seconds_left)} left {rate(self.images_per_second)} img/s"
 
 
 def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Any) -> None:

@@ -16,7 +16,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
 from smoothcert.papers.processes import Failures, call_in_processes, reason_of
 from smoothcert.papers.reproduce.run_state import Resources, RunState
-from smoothcert.report.progress import certification_bar, print_data_notes, train_with_bar
+from smoothcert.report.progress import print_data_notes, status_bar, train_with_bar
 from smoothcert.training.checkpoint import RECIPE, load_run
 from smoothcert.training.loop import TrainingStatus
 from smoothcert.training.several_runs import train_together
@@ -67,8 +67,7 @@ def train_runs(planned: Sequence[RunState], resources: Resources, console: Plain
         tasks = {run.folder: bar.add_task(f"train {run.folder.name}", total=None, visible=False) for run in planned}
 
         def show(folder: Path, status: TrainingStatus) -> None:
-            done, total = status.epoch * status.steps + status.step, status.epochs * status.steps
-            bar.update(tasks[folder], completed=done, total=total, visible=True)
+            bar.update(tasks[folder], completed=status.done, total=status.total, visible=True)
 
         failures = train_together(runs, resources.jobs, device=resources.device, on_progress=show, on_note=console.note)
     return {folder: reason_of(error) for folder, error in failures.items()}
@@ -84,7 +83,7 @@ def certify(run: RunState, resources: Resources) -> None:
     """Certify the images that are missing in the file of `run`."""
     recipe, device = run.known_recipe, find_device(resources.device)
     data, model = resources.load(recipe, "test"), load_run(run.folder, recipe.model)
-    with certification_bar(run.folder.name, run.images) as show:
+    with status_bar(f"certify {run.folder.name}") as show:
         certify_dataset(
             *(model, data, run.certificates, run.settings), device=device, on_progress=show, on_warning=show.warn
         )
