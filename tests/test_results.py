@@ -108,7 +108,7 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
     report = write_report([RESULTS / "mnist"], tmp_path, ["csv"], published=published_for(table), same_images=True)
     published = report.contents.published
     assert {row.row for row in published.values()} == {run.name for run in paper_runs(table)}
-    ranked = [(s.sigma, published[s.name].acr, s.acr, s.name) for s in report.summaries if s.name in published]
+    ranked = [(s.sigma, published[s.name].acr, s.acr, s.name) for s in report.contents.summaries if s.name in published]
     wrong = [
         (worse, better)
         for sigma, less, ours, worse in ranked
@@ -248,7 +248,7 @@ def test_table_of_ablations_equals_the_results(tmp_path: Path) -> None:
         printed = {run.name: run for run in paper_runs(table) if run.sigma == 1.0}
         found = {row.row for row in published.values()}
         assert found == printed.keys() - NOT_TRAINED, "all other rows of the table at this sigma"
-        for summary in report.summaries:
+        for summary in report.contents.summaries:
             if summary.name in published:
                 run = printed[published[summary.name].row]
                 difference = f"{summary.acr - (run.acr or 0):+.3f}".replace("-", "−")

@@ -30,7 +30,7 @@ def only(name: str, row: Published = ROW) -> Any:
 def test_published_row_and_difference_in_every_format(make_run: MakeRun, tmp_path: Path) -> None:
     runs, out = [make_run("mine", objective="smoothmix"), make_run("other")], tmp_path / "out"
     report = write_report(runs, out, ["md", "csv", "tex"], published=only("mine"))
-    assert list(report.summaries[0].accuracy_at) == [0.0, 0.5, 1.0], "the columns of the paper"
+    assert list(report.contents.summaries[0].accuracy_at) == [0.0, 0.5, 1.0], "the columns of the paper"
     text = (out / "report.md").read_text()
     assert "| mine | SmoothMix (eta=5) | 0.320 | 60.0 | 40.0 | 10.0 |" in text
     assert "|  | *published* |  | *0.300* | *60.0* | *39.9* | *12.0* |  |  |" in text
@@ -59,7 +59,7 @@ def test_runs_come_in_the_order_of_the_table(make_run: MakeRun, tmp_path: Path) 
     report = write_report(
         runs, tmp_path, ["csv"], published=lambda path, settings: published.get(path.parent.parent.name)
     )
-    assert [summary.name for summary in report.summaries] == ["first", "second", "unknown"]
+    assert [summary.name for summary in report.contents.summaries] == ["first", "second", "unknown"]
 
 
 def test_published_rows_and_hyperparameters_in_a_narrow_terminal(make_run: MakeRun, tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_numbers_as_printed(make_run: MakeRun, tmp_path: Path) -> None:
 def test_given_radii_win_and_a_row_without_any_leaves_the_default(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a")
     report = write_report([run], tmp_path / "out", ["csv"], radii=[0.5], published=only("a"))
-    assert list(report.summaries[0].accuracy_at) == [0.5]
+    assert list(report.contents.summaries[0].accuracy_at) == [0.5]
     report = write_report([run], tmp_path / "out", ["csv"], published=only("a", replace(ROW, accuracy_at={})))
-    assert list(report.summaries[0].accuracy_at) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert list(report.contents.summaries[0].accuracy_at) == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
 PAPERS = {"dataset": "mnist", "split": "test", "n": 100_000, "n0": 100, "alpha": 0.001, "precision": "fp32"}

@@ -108,7 +108,7 @@ def test_a_run_without_images_is_refused(make_run: MakeRun, tmp_path: Path) -> N
 def test_runs_without_a_common_image_are_not_ranked(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("even", ROWS[::2]), make_run("odd", ROWS[1::2])]
     report = write_report(runs, tmp_path / "out", ["md"])
-    assert [summary.images for summary in report.summaries] == [5, 5]
+    assert [summary.images for summary in report.contents.summaries] == [5, 5]
     assert "**even**, **odd**: not ranked: the images differ" in (tmp_path / "out/report.md").read_text()
 
 

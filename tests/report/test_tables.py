@@ -186,10 +186,10 @@ def test_laplace_and_uniform_noise_are_not_ranked(make_run: MakeRun, tmp_path: P
 def test_radii_in_different_norms_are_in_different_groups(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("small", images(LOW)), make_run("large", images(HIGH), noise="laplace")]
     report = write_report(runs, tmp_path / "out", ["md", "csv", "html"], radii=[0.0])
-    assert [summary.name for summary in report.summaries] == ["small", "large (L1)"]
-    titles = [axes.get_title() for axes in draw_curves(report.summaries).axes]
+    assert [summary.name for summary in report.contents.summaries] == ["small", "large (L1)"]
+    titles = [axes.get_title() for axes in draw_curves(report.contents.summaries).axes]
     assert titles == ["MNIST, σ = 0.50"] * 2
-    assert [axes.get_xlabel() for axes in draw_curves(report.summaries).axes] == ["L2 radius", "L1 radius"]
+    assert [axes.get_xlabel() for axes in draw_curves(report.contents.summaries).axes] == ["L2 radius", "L1 radius"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count('"title":"MNIST, \\u03c3 = 0.50"') == 2
     assert all(f'"norm":"{norm}"' in page for norm in ("L1", "L2"))
@@ -245,7 +245,7 @@ def test_csv_of_a_report_against_the_certificates(make_run: MakeRun, field_file:
     runs = [make_run("late", many, sigma=1.0), make_run("early", objective=None), field_file]
     report = write_report(runs, tmp_path / "out", formats=["csv"], radii=[1.0, 0.0, 0.5])
     assert report.written == [tmp_path / "out" / "report.csv"]
-    assert [s.name for s in report.summaries] == ["late", "early", "noise_0.25"]
+    assert [s.name for s in report.contents.summaries] == ["late", "early", "noise_0.25"]
     rows = list(csv.DictReader((tmp_path / "out" / "report.csv").open(newline="")))
     assert [row["name"] for row in rows] == ["early", "late", "noise_0.25"], "by sigma, the unknown last"
     assert [row["sigma"] for row in rows] == ["0.5", "1", ""]
@@ -271,7 +271,7 @@ def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) ->
     assert sorted(path.name for path in out.glob("[!.]*")) == sorted(path.name for path in report.written)
     text = (out / "report.md").read_text(encoding="utf-8")
     assert text.startswith("# My \\| title\n")
-    table = markdown(layout(report.summaries, comparisons=report.contents.comparisons))
+    table = markdown(layout(report.contents.summaries, comparisons=report.contents.comparisons))
     assert table in text
     assert "](curves.png)" in text
     assert "](distribution.png)" in text
@@ -286,7 +286,7 @@ def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) ->
 
 def test_default_columns_reach_as_far_as_the_certificates(make_run: MakeRun, tmp_path: Path) -> None:
     report = write_report([make_run("a")], tmp_path / "out", formats=["md", "csv", "md"])
-    assert list(report.summaries[0].accuracy_at) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert list(report.contents.summaries[0].accuracy_at) == [0.0, 0.25, 0.5, 0.75, 1.0]
     assert [path.name for path in report.written] == ["report.md", "report.csv"]
 
 

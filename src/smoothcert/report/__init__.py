@@ -54,11 +54,6 @@ class Report:
     written: list[Path]
     removed: list[Path]
 
-    @property
-    def summaries(self) -> list[Summary]:
-        """The numbers of each run, in the given order or that of the paper's table."""
-        return list(self.contents.summaries)
-
     def show(self, console: PlainConsole) -> None:
         """Print the result in words, the tables, and what was written and removed."""
         for shown in terminal_report(self.contents, console.width):
