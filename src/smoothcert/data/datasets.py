@@ -44,6 +44,8 @@ class DatasetSpec:
     description: str
     shape: tuple[int, int, int]
     num_classes: int
+    sizes: tuple[int, int]
+    """Numbers of training and test images."""
     load: "Callable[[Split, Path], Images]"
     normalization: Normalization | None = None
     class_names: tuple[str, ...] | None = None
@@ -61,18 +63,21 @@ DATASETS: dict[str, DatasetSpec] = {
         description="handwritten digits, 60,000 training and 10,000 test images; downloaded when absent",
         shape=(1, 28, 28),
         num_classes=10,
+        sizes=(60_000, 10_000),
         load=lambda split, folder: _reader("mnist").load(split, folder),
     ),
     "mnist-sample": DatasetSpec(
         description="the first 10,000 training and 2,000 test images of MNIST; bundled, needs no network",
         shape=(1, 28, 28),
         num_classes=10,
+        sizes=(10_000, 2_000),
         load=lambda split, _folder: _reader("mnist").load_sample(split),
     ),
     "cifar10": DatasetSpec(
         description="photographs of ten classes, 50,000 training and 10,000 test images; downloaded when absent",
         shape=(3, 32, 32),
         num_classes=10,
+        sizes=(50_000, 10_000),
         load=lambda split, folder: _reader("cifar10").load(split, folder),
         normalization=Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
         class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -81,6 +86,7 @@ DATASETS: dict[str, DatasetSpec] = {
         description="ILSVRC2012, 1,281,167 training and 50,000 validation images of 1,000 classes; never downloaded",
         shape=(3, 224, 224),
         num_classes=1000,
+        sizes=(1_281_167, 50_000),
         load=lambda split, folder: _reader("imagenet").load(split, folder),
         normalization=Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
         shorter_side=256,

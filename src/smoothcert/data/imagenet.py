@@ -24,7 +24,7 @@ WNID = re.compile(r"n\d{8}")
 FLAT_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG", re.IGNORECASE)
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 META = "meta.mat"
-TRAINING_IMAGES, VALIDATION_IMAGES = 1_281_167, 50_000
+TRAINING_IMAGES, VALIDATION_IMAGES = SPEC.sizes
 VALIDATION_NAME = re.compile(rb"ILSVRC2012_val_(\d{8})(?!\d)", re.IGNORECASE)
 
 

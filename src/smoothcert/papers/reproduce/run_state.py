@@ -20,14 +20,6 @@ from smoothcert.training.checkpoint import MODEL, RECIPE, InputSpec, load_run
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.resume import refuse_other_recipe
 
-# Numbers of training and test images, so that a plan does not read or download the data.
-SIZES = {
-    "mnist": (60_000, 10_000),
-    "mnist-sample": (10_000, 2_000),
-    "cifar10": (50_000, 10_000),
-    "imagenet": (1_281_167, 50_000),
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
@@ -120,9 +112,9 @@ def plan_table(runs: Sequence[RunState], title: str = "", acrs: Sequence[float |
 
 
 def sizes_of(recipe: TrainRecipe, resources: Resources) -> tuple[int, int]:
-    """Return the numbers of training and test images; user data are read for them."""
-    if recipe.dataset in SIZES and recipe.image_size is None:
-        return SIZES[recipe.dataset]
+    """Return the numbers of training and test images; only user data are read for them, and nothing is downloaded."""
+    if recipe.dataset in DATASETS and recipe.image_size is None:
+        return DATASETS[recipe.dataset].sizes
     return len(resources.load(recipe, "train")), len(resources.load(recipe, "test"))
 
 
