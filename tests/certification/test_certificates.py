@@ -227,7 +227,7 @@ def test_radii_above_the_limit_of_each_rule_are_refused(tmp_path: Path, settings
     """The largest radius of the rule, computed as certify does, is read; one a little larger is refused."""
     noise = NOISES[settings.get("noise", "gaussian")](0.25)
     votes = [0, 190, 10] if settings.get("bound") == "two-sided" else [0, 200]
-    certificate = certificate_of_class(1, votes, 100, noise, 0.001, two_sided=settings.get("bound") == "two-sided")
+    certificate = certificate_of_class(1, votes, 100, noise, 0.001, bound=settings.get("bound", "one-sided"))
     radius = certificate.radius
     if "radii" in settings:  # not even 200 votes that agree show 0.9
         radius = noise.radius(1 - 0.001 ** (1 / 200))

@@ -239,7 +239,7 @@ def test_only_images_whose_votes_all_go_to_their_label_are_at_the_ceiling() -> N
 def test_the_largest_radius_is_that_of_the_bound(bound: str) -> None:
     """With a randomized bound it depends on the coin: no share of the images has one largest radius."""
     coin = 0.5 if bound == "randomized" else None
-    radius = certified_radius(1000, 0, 1000, Gaussian(0.5), 0.001, two_sided=coin is None, coin=coin)
+    radius = certified_radius(1000, 0, 1000, Gaussian(0.5), 0.001, bound=bound, coin=coin)
     row = Certificate(1, radius, 10, 1000, 1000, ((1, 1000),), coin=coin)
     run = summary_of([CertifiedImage(0, 1, row, 0.5)], bound=bound)
     assert run.ceiling is not None

@@ -49,7 +49,7 @@ def test_radius_of_each_bound_has_the_slack(slack: float) -> None:
     votes, noise = [50, 700, 250], Gaussian(0.5)
     one, two, coin, all_of_coin = (
         certificate_of_class(1, votes, 100, noise, 0.001, slack=slack, **options).radius  # type: ignore[arg-type]
-        for options in ({}, {"two_sided": True}, {"coin": 1e-12}, {"coin": 1.0})
+        for options in ({}, {"bound": "two-sided"}, {"coin": 1e-12}, {"coin": 1.0})
     )
     assert one == pytest.approx(0.5 * z(700, 0.001), rel=1e-9)
     assert two == pytest.approx(0.25 * (z(700, 0.0009) + z(750, 0.0001)), rel=1e-9)
@@ -59,11 +59,11 @@ def test_radius_of_each_bound_has_the_slack(slack: float) -> None:
 
 def test_two_sided_radius_when_all_votes_agree() -> None:
     """No other class has a vote: its bound is that of the class itself, which takes 0.9 alpha."""
-    certificate = certificate_of_class(1, [0, 1000, 0], 100, Gaussian(0.5), 0.001, two_sided=True)
+    certificate = certificate_of_class(1, [0, 1000, 0], 100, Gaussian(0.5), 0.001, bound="two-sided")
     assert certificate.radius == pytest.approx(-0.5 * float(ndtri(1 - 0.0009 ** (1 / 1000))), rel=1e-9)
 
 
-@pytest.mark.parametrize("options", [{}, {"two_sided": True}, {"coin": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"bound": "two-sided"}, {"coin": 0.5}])
 def test_slack_on_a_hopeless_class_abstains(options: dict[str, float]) -> None:
     certificate = certificate_of_class(0, [0, 10], 1, Gaussian(0.5), 0.001, slack=0.1, **options)  # type: ignore[arg-type]
     assert certificate.abstained

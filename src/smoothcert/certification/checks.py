@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-6
 """Relative excess of a stored radius over what its votes show that is tolerated: other versions round differently."""
-ONE_SIDED, TWO_SIDED, RANDOMIZED = BOUNDS = get_args(Bound)
+ONE_SIDED, _, RANDOMIZED = BOUNDS = get_args(Bound)
 EARLY_NAME = "clopper-pearson one-sided"
 """What the first files call the one-sided bound."""
 
@@ -161,8 +161,8 @@ class RowLimits:
             held_back = noise.radius(error_upper_bound(count, n, alpha)) if self._get("hold_back", False) else 0.0
             return float(min(max(*radii, held_back), noise.radius(error_upper_bound(n, n, alpha))))
         other = largest_other(certificate.votes, certificate.predict)
-        two_sided = self._get("bound", ONE_SIDED) == TWO_SIDED
-        return certified_radius(count, other, n, noise, alpha, two_sided=two_sided, coin=certificate.coin)
+        bound = self._get("bound", ONE_SIDED)
+        return certified_radius(count, other, n, noise, alpha, bound=bound, coin=certificate.coin)
 
     @cached_property
     def _limited(self) -> bool:

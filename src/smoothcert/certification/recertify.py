@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
-from smoothcert.certification.checks import BOUNDS, EARLY_NAME, ONE_SIDED, RANDOMIZED, TWO_SIDED
+from smoothcert.certification.checks import BOUNDS, EARLY_NAME, ONE_SIDED, RANDOMIZED
 from smoothcert.certification.serve.log import HEADER, format_answer, read_log, unlabelled
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import read_content
@@ -76,7 +76,7 @@ def bounded_again(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -
     chosen, radius = ABSTAIN, 0.0
     if len(fitting) == 1:
         chosen, other = fitting[0], largest_other(old.votes, fitting[0])
-        options = {"two_sided": settings["bound"] == TWO_SIDED, "slack": SLACK if settings.get("sound") else 0.0}
+        options = {"bound": settings["bound"], "slack": SLACK if settings.get("sound") else 0.0}
         radius = certified_radius(old.count, other, old.n, noise, settings["alpha"], coin=coin, **options)
     return replace(row, certificate=certificate_from_bound(chosen, radius, old.n0, old.count, old.votes, coin=coin))
 

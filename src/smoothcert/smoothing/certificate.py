@@ -55,7 +55,7 @@ def certificate_of_class(
     noise: Noise,
     alpha: float,
     *,
-    two_sided: bool = False,
+    bound: str = "one-sided",
     coin: float | None = None,
     slack: float = 0.0,
 ) -> Certificate:
@@ -63,12 +63,12 @@ def certificate_of_class(
 
     With probability at least 1 - alpha over the votes, either the result abstains or the smoothed classifier is
     constant within its radius. `slack` is added to each error bound.
-    Two-sided (Gaussian only) bounds the runner-up as well, which helps with many classes. A `coin`, uniform on (0, 1]
-    and independent of all votes, makes the bound randomized.
+    The `bound` two-sided (Gaussian only) bounds the runner-up as well, which helps with many classes; randomized needs
+    a `coin`, uniform on (0, 1] and independent of all votes.
     """
     n, count, pairs = int(np.sum(votes)), int(votes[cls]), sorted_votes(votes)
     other = largest_other(pairs, cls)
-    radius = certified_radius(count, other, n, noise, alpha, two_sided=two_sided, coin=coin, slack=slack)
+    radius = certified_radius(count, other, n, noise, alpha, bound=bound, coin=coin, slack=slack)
     return certificate_from_bound(cls, radius, n0, count, pairs, coin=coin)
 
 
@@ -79,7 +79,7 @@ def certified_radius(
     noise: Noise,
     alpha: float,
     *,
-    two_sided: bool = False,
+    bound: str = "one-sided",
     coin: float | None = None,
     slack: float = 0.0,
 ) -> float:
@@ -87,10 +87,9 @@ def certified_radius(
 
     See `certificate_of_class` for the guarantee and the options.
     """
-    if coin is not None:
-        return noise.radius(min(1.0, randomized_error_bound(count, n, alpha, coin) + slack))
-    if not two_sided:
-        return noise.radius(min(1.0, error_upper_bound(count, n, alpha) + slack))
+    if bound != "two-sided":
+        q = error_upper_bound(count, n, alpha) if coin is None else randomized_error_bound(count, n, alpha, coin)
+        return noise.radius(min(1.0, q + slack))
     if not isinstance(noise, Gaussian):
         raise RequestError(f"bound: two-sided is known for gaussian noise, got {noise.name}; use one-sided")
     q, runner_up = two_sided_bounds(count, other, n, alpha)
@@ -100,7 +99,7 @@ def certified_radius(
 def largest_radius(n: int, noise: Noise, alpha: float, bound: str, slack: float = 0.0) -> float:
     """The largest radius that n votes can show: all of them agree, and the coin of a randomized bound is 0."""
     coin = 0.0 if bound == "randomized" else None
-    return certified_radius(n, 0, n, noise, alpha, two_sided=bound == "two-sided", coin=coin, slack=slack)
+    return certified_radius(n, 0, n, noise, alpha, bound=bound, coin=coin, slack=slack)
 
 
 def certificate_from_bound(

@@ -113,12 +113,12 @@ class Rule:
         return results
 
     def _bounded(self, chosen: _Chosen, votes: Iterable[np.ndarray]) -> list[Certificate]:
-        noise, two_sided = chosen.counter.noise, self.bound == "two-sided"
         # A coin does not depend on the first stage either, so the bound is exact for every n that this may choose.
         coins = [coin_of(seed) if self.bound == "randomized" else None for seed in chosen.seeds]
+        noise = chosen.counter.noise
         return [
             certificate_of_class(
-                cls, fresh.tolist(), chosen.n0, noise, self.alpha, two_sided=two_sided, coin=coin, slack=self.slack
+                cls, fresh.tolist(), chosen.n0, noise, self.alpha, bound=self.bound, coin=coin, slack=self.slack
             )
             for cls, fresh, coin in zip(chosen.classes, votes, coins, strict=True)
         ]
