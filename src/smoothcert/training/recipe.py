@@ -310,7 +310,8 @@ def _full_key(keys: list[str], objective: Any) -> list[str]:
     own = _is_reference(known.get("name")) and not get_close_matches(name, TrainRecipe.model_fields, cutoff=0.8)
     if name in LETTERS and not own and not inside:
         return ["objective", meant, *rest]  # which this method does not have: the message lists those that it has
-    return ["objective", *keys] if own and not inside else keys
+    misspelt = set(get_close_matches(name, [*TrainRecipe.model_fields, *known], n=1)) & known.keys()
+    return ["objective", *keys] if (own or misspelt) and not inside else keys
 
 
 def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
