@@ -262,6 +262,10 @@ class ClassifierOptions(NetworkOptions):
     denoiser: Annotated[
         Path | None, typer.Option(help="Denoiser in front: a folder of train-denoiser, or of a diffusers UNet2DModel.")
     ] = None
+    views: Annotated[
+        Literal["mirror", "shift"] | None,
+        typer.Option(help="Average over views of each image: itself and mirrored, or moved by one pixel."),
+    ] = None
 
     @property
     def kind(self) -> str:
@@ -286,7 +290,8 @@ class ClassifierOptions(NetworkOptions):
 
     def network_words(self) -> list[object]:
         words = [*(["--ensemble"] if self.ensemble else []), *optional("--consensus", self.consensus)]
-        return [*words, *super().network_words(), *optional("--denoiser", self.denoiser)]
+        words += [*super().network_words(), *optional("--denoiser", self.denoiser)]
+        return [*words, *optional("--views", self.views)]
 
 
 def folder_name(model: str) -> str:
