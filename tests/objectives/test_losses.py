@@ -29,7 +29,7 @@ import smoothcert as sc
 from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES, Objective, Progress
 from smoothcert.training.loop import fill_progress
-from smoothcert.training.metrics import Meter
+from smoothcert.training.meter import Meter
 from smoothcert.training.step import StepLoss, training_step
 
 every_method = pytest.mark.parametrize("name", OBJECTIVES)

@@ -22,7 +22,7 @@ from smoothcert.noise import Gaussian as Noise
 from smoothcert.objectives import Distillation, Gaussian, LossTerms, NoiseAttack, Progress, SmoothAdv, SmoothMix
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
-from smoothcert.training.metrics import Meter
+from smoothcert.training.meter import Meter
 from smoothcert.training.resume import load_state
 from smoothcert.training.run_folder import MODEL
 from smoothcert.training.seeds import derived_seed

@@ -1,29 +1,20 @@
-"""The metrics of a run: `Meter` keeps the losses of an epoch on the device, `metrics.jsonl` has one line per epoch.
+"""The metrics of a run: `metrics.jsonl` has one line per epoch.
 
 Lines are appended; those of epochs that are trained again are removed. Reports read the file without torch. The file
 of a finished run may be compressed (`metrics.jsonl.gz`); if training continues, it becomes plain text again.
 """
-
-from __future__ import annotations
 
 import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from smoothcert.errors import RequestError, WorkError, write_error
+from smoothcert.errors import WorkError, write_error
 from smoothcert.io.compressed import compress, compressed_form, existing_form, exists, read_content
 from smoothcert.io.files import check_inside, write_text_atomically
 from smoothcert.io.results import alone
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from smoothcert.distributed import Team
-    from smoothcert.objectives import LossTerms
 
 METRICS = "metrics.jsonl"
 ACCURACY = "noisy_accuracy"
@@ -125,49 +116,3 @@ def taken_name(terms: Mapping[str, object]) -> str | None:
     """What was expected of the names of terms, and the first one that a line of metrics has already; or None."""
     name = next((name for name in terms if name in MEASUREMENTS), None)
     return name and f"terms with names of their own, got {name!r}, which {METRICS} has already; rename it"
-
-
-class Meter:
-    """The loss, the noisy accuracy if known, and the objective's terms of at most `steps` steps since `restart`.
-
-    Values are written in place by few kernels, so a captured step can add them.
-    """
-
-    def __init__(self, device: torch.device, steps: int) -> None:
-        import torch
-
-        self.names: list[str] = []
-        self.values = torch.zeros((steps, 0), device=device)
-        self.step = torch.zeros(1, dtype=torch.int64, device=device)
-
-    def restart(self) -> None:
-        self.step.zero_()
-
-    def add(self, terms: LossTerms, labels: Tensor) -> None:
-        import torch
-
-        accuracy = {}
-        if terms.noisy_logits is not None:
-            accuracy = {ACCURACY: (terms.noisy_logits.argmax(-1) == labels).mean(dtype=torch.float32)}
-        values = torch.stack([v.detach().float() for v in (terms.loss, *accuracy.values(), *terms.terms.values())])
-        if not self.names:
-            if (fault := taken_name(terms.terms)) is not None:  # of a term that starts late: see `try_loss`
-                raise RequestError(f"objective: expected {fault}")
-            self.names = ["loss", *accuracy, *terms.terms]
-            self.values = self.values.new_zeros((len(self.values), len(values)))
-        self.values.index_copy_(0, self.step, values.unsqueeze(0))
-        self.step += 1
-
-    def running_means(self) -> tuple[float, float | None]:
-        """Mean loss and noisy accuracy over the share of this process; None for an objective without logits."""
-        loss, *others = self.steps()[:, :2].mean(0).tolist()
-        return loss, others[0] if self.names[1:2] == [ACCURACY] else None
-
-    def means(self, team: Team) -> dict[str, float]:
-        """Means over the epoch and over all processes; a term that is not finite, or beyond LARGEST, is left out."""
-        values = team.mean(self.steps().mean(0)).tolist()
-        return {name: mean for name, mean in zip(self.names, values, strict=True) if abs(mean) <= LARGEST}
-
-    def steps(self) -> Tensor:
-        """The values [steps, names] of the steps since `restart`; waits for the device."""
-        return self.values[: int(self.step)]

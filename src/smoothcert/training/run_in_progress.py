@@ -26,7 +26,7 @@ from smoothcert.training.dead_start import DEAD_EPOCHS
 from smoothcert.training.denoiser import behind_denoiser
 from smoothcert.training.device import weights_layout
 from smoothcert.training.frozen_classifier import Teacher
-from smoothcert.training.metrics import Meter
+from smoothcert.training.meter import Meter
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import Start, State, restore
 from smoothcert.training.sampler import make_sampler
