@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smoothcert.cli.options import console
-from smoothcert.cli.reporting import report_runs
-from smoothcert.training.run_folder import RECIPE
+from smoothcert.cli.sweeping import finish_and_report
 
 if TYPE_CHECKING:  # commands import torch only when they need it
-    from smoothcert.data import Images
+    from smoothcert.training.recipe import TrainRecipe
 
 METHODS = ("mnist/gaussian", "mnist/consistency", "mnist/smoothmix")
 SIGMA = 0.5
@@ -31,33 +30,20 @@ OUT = Path("quickstart")
 
 def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = OUT) -> None:
     """Train, certify and compare three small networks on a bundled MNIST sample, in three to four minutes."""
-    from smoothcert.certification.certify_dataset import certify_dataset
     from smoothcert.certification.settings import CertifySettings
-    from smoothcert.data import load_dataset
-    from smoothcert.report.progress import status_bar
-    from smoothcert.training.checkpoint import load_run
+    from smoothcert.papers.reproduce.run_state import Resources
+    from smoothcert.papers.sweep import plan_runs
 
-    train_data, test_data = (load_dataset("mnist-sample", split) for split in ("train", "test"))
-    settings = CertifySettings(n=VOTES, skip=SKIP)
-    images = len(settings.selection(len(test_data)).indices)
-    folders = [out / "runs" / name.split("/")[1] for name in METHODS]
-    for name, folder in zip(METHODS, folders, strict=True):
-        train_method(name, folder, train_data)
-        path = folder / "certificates" / f"test-n{VOTES}.tsv"
-        with status_bar(f"certify {folder.name}") as show:
-            certify_dataset(load_run(folder), test_data, path, settings, on_progress=show, on_warning=show.warn)
-    report_runs(folders, out / "report", ("md", "html", "png"))
-    console.print(f"{images} test images, n = {VOTES:,} votes: a small budget for a first look.")
+    recipes, resources = {name.split("/")[1]: small_recipe(name) for name in METHODS}, Resources()
+    runs = plan_runs(recipes, out / "runs", CertifySettings(n=VOTES, skip=SKIP), resources)
+    finish_and_report(runs, resources, out / "report", ("md", "html", "png"))
+    console.print(f"{runs[0].images} test images, n = {VOTES:,} votes: a small budget for a first look.")
     console.print(f"Full runs: smoothcert train --preset {METHODS[-1]} --sigma {SIGMA} --out runs/a")
 
 
-def train_method(name: str, folder: Path, data: "Images | None" = None) -> None:
-    """Train the quickstart's run of one method, or continue it, with a bar."""
-    from smoothcert.data import load_dataset
+def small_recipe(name: str) -> "TrainRecipe":
+    """Return the recipe of the preset `name` with a small budget."""
     from smoothcert.papers.presets import preset
-    from smoothcert.report.progress import train_with_bar
     from smoothcert.training.recipe import with_overrides
 
-    data = load_dataset("mnist-sample", "train") if data is None else data
-    recipe = with_overrides(preset(name, SIGMA), (*BUDGET, *CHEAPER.get(name, ())))
-    train_with_bar(recipe, data, folder, resume=(folder / RECIPE).exists())
+    return with_overrides(preset(name, SIGMA), (*BUDGET, *CHEAPER.get(name, ())))

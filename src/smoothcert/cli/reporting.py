@@ -153,14 +153,6 @@ def _note_unused_images(images: Sequence[str], datasets: Sequence[str | None]) -
             console.note(f"--images {name}: not shown, no certificates here are of these images; {are}")
 
 
-def report_runs(runs: Sequence[Path], out: Path, formats: Sequence[str], data: Path | None = None) -> None:
-    """Write a report of finished runs or certificates files with pictures of their images, and print its table."""
-    from smoothcert.report import write_report
-    from smoothcert.report.thumbnails import pictures
-
-    write_report(runs, out, formats, gallery=partial(pictures, folder=data), request={}).show(console)
-
-
 def _gallery(images: Sequence[str], data: Path | None) -> Any:
     """The test images, if they are available; the other formats need no torch."""
     from smoothcert.report.thumbnails import own_images, pictures

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from smoothcert.cli.options import ClassifierOptions, Device, Sigma, console, folder_name
-from smoothcert.cli.quickstart import OUT, train_method
+from smoothcert.cli.quickstart import OUT, small_recipe
 from smoothcert.errors import RequestError
-from smoothcert.training.run_folder import MODEL
+from smoothcert.training.run_folder import MODEL, RECIPE
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     import torch
@@ -123,5 +123,9 @@ def demo_run() -> Path:
     """The run of the quickstart that --demo serves, trained first if it has no model."""
     folder = OUT / "runs" / DEMO
     if not (folder / MODEL).exists():
-        train_method(f"mnist/{DEMO}", folder)
+        from smoothcert.data import load_dataset
+        from smoothcert.report.progress import train_with_bar
+
+        recipe = small_recipe(f"mnist/{DEMO}")
+        train_with_bar(recipe, load_dataset(recipe.dataset, "train"), folder, resume=(folder / RECIPE).exists())
     return folder

@@ -1,16 +1,19 @@
 """`smoothcert sweep`: train, certify and report one run per combination of values."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from smoothcert.cli.options import Device, ImageOptions, MaxImages, Skip, Votes, console, parse_numbers
 from smoothcert.cli.recipes import RecipeOptions, choose_recipe, refuse_twice, split_values
-from smoothcert.cli.reporting import report_runs
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.run_folder import refuse_file
+
+if TYPE_CHECKING:  # commands import torch only when they need it
+    from smoothcert.papers.reproduce.run_state import Resources, RunState
 
 JOBS_ON_A_GPU = 8
 """Runs that train side by side on a GPU, at most, unless --jobs is given."""
@@ -52,7 +55,6 @@ def sweep(
     from smoothcert.distributed import find_device
     from smoothcert.objectives import is_built_in
     from smoothcert.papers.reproduce.run_state import Resources, plan_table, with_estimate
-    from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
     from smoothcert.papers.sweep import all_recipes, plan_runs
 
     recipes = all_recipes(bases, varied)
@@ -69,9 +71,19 @@ def sweep(
     built_in = all(is_built_in(recipe.objective) for recipe in recipes.values())
     if at_once > 1 and torch_device.type == "cpu" and not built_in:
         raise RequestError(f"--jobs: expected 1 on a CPU with an objective of your own, got {at_once}; leave it out")
+    finish_and_report(runs, resources, out / "report", FORMATS)
+
+
+def finish_and_report(runs: "Sequence[RunState]", resources: "Resources", out: Path, formats: Sequence[str]) -> None:
+    """Train and certify what is missing of `runs`, and report the finished ones; those that failed are an error."""
+    from smoothcert.papers.reproduce.work import failures_in_words, finish_runs
+    from smoothcert.report import write_report
+    from smoothcert.report.thumbnails import pictures
+
     failed = finish_runs(runs, resources, console)
     if finished := [run.certificates for run in runs if run.folder not in failed]:
-        report_runs(finished, out / "report", FORMATS, files.data)
+        gallery = partial(pictures, folder=resources.reader.folder)
+        write_report(finished, out, formats, gallery=gallery, request={}).show(console)
     if failed:
         raise WorkError(failures_in_words(failed, len(runs)))
 
