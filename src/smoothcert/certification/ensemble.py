@@ -48,11 +48,6 @@ class RunEnsemble:
         sigmas = {run.recipe.sigma for run in self.runs}
         return sigmas.pop() if len(sigmas) == 1 else None
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The noise of training, unless another is given; without sigma if the runs were trained with several."""
-        return {"noise": self.noise, **({} if self.sigma is None else {"sigma": self.sigma})}
-
     def smoothed(self, sigma: float | None = None, **options: Any) -> SmoothedClassifier:
         """The smoothed classifier of the ensemble with the noise of its training, or with another `sigma`."""
         sigma = self.sigma if sigma is None else sigma

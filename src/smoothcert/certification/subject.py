@@ -74,7 +74,8 @@ class Subject:
             noise = {"sigma": model.recipe.sigma, "noise": model.recipe.noise}
             return cls(model.model, model.recipe.model, model, noise)
         if isinstance(model, RunEnsemble):
-            return cls(model.model, "ensemble", model, model.defaults)
+            sigma = {} if model.sigma is None else {"sigma": model.sigma}  # the runs may have several
+            return cls(model.model, "ensemble", model, {"noise": model.noise, **sigma})
         if isinstance(model, SmoothedClassifier):
             smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
             passes = {"batch_size": model.batch_size, "compile": model.compiled}
