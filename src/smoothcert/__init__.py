@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from smoothcert.errors import RequestError, WorkError
     from smoothcert.models.ensemble import Ensemble
     from smoothcert.models.hub import load_hub
-    from smoothcert.models.views import Views
     from smoothcert.objectives import losses
     from smoothcert.papers.presets import preset
     from smoothcert.report import report
@@ -46,7 +45,6 @@ __all__ = [
     "RunEnsemble",
     "SmoothedClassifier",
     "TrainRecipe",
-    "Views",
     "WorkError",
     "__version__",
     "certify_dataset",
@@ -72,7 +70,6 @@ _MODULES = {
     "RunEnsemble": "certification.ensemble",
     "SmoothedClassifier": "certification.smoothed_classifier",
     "TrainRecipe": "training.recipe",
-    "Views": "models.views",
     "WorkError": "errors",
     "certify_dataset": "certification.certify_dataset",
     "doctor": "analysis.doctor",

@@ -61,7 +61,7 @@ def train(images: Tensor, labels: Tensor) -> float:
 
 def combine(run: sc.Run, images: Tensor) -> list[Tensor]:
     several = sc.RunEnsemble([run, sc.load("runs/b")], consensus=2).smoothed()
-    pair = sc.SmoothedClassifier(sc.Ensemble([Network(), sc.Views(Network(), "mirror")]), sigma=0.25)
+    pair = sc.SmoothedClassifier(sc.Ensemble([Network(), Network()]), sigma=0.25)
     cascade = sc.Cascade([sc.SmoothedClassifier(Network(), sigma=0.5), pair])
     return [several.certify(images).radius, cascade.certify(images, n=1_000).radius]
 

@@ -42,7 +42,6 @@ from smoothcert.io.results import (
     write_settings,
 )
 from smoothcert.io.text import duration, rate
-from smoothcert.models.views import ViewsName
 from smoothcert.noise import sigma_warning
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
 from smoothcert.smoothing.cascade import stage_alphas
@@ -99,7 +98,6 @@ def certify_dataset(
     *,
     name: str | None = None,
     denoiser: Denoiser | None = None,
-    views: ViewsName | None = None,
     indices: Sequence[int] | Tensor | None = None,
     device: str | torch.device = "auto",
     team: Team = Team(),
@@ -115,11 +113,11 @@ def certify_dataset(
     A file NAME.tsv.gz is compressed when all images are certified; until then it is the plain text NAME.tsv.
 
     `model` is a run, a RunEnsemble, a Cascade, a SmoothedClassifier, or a module or callable from images in [0, 1] to
-    logits, which the file calls `name`. A `denoiser` is put in front of it (see `Denoised` for the guarantee), and its
-    logits are averaged over `views` of each image (see `Views`). `data` is what `load_dataset` returns, a torch Dataset
-    of (image, label) pairs, or a DataLoader of one. Settings (see CertifySettings) are given as an object, as keywords,
-    or both, of which the keywords win. Images that the file already has are skipped; a file of other settings is
-    refused. `indices` replaces the images that `skip`, `max_images` and `shard` choose.
+    logits, which the file calls `name`. A `denoiser` is put in front of it (see `Denoised` for the guarantee). `data`
+    is what `load_dataset` returns, a torch Dataset of (image, label) pairs, or a DataLoader of one. Settings (see
+    CertifySettings) are given as an object, as keywords, or both, of which the keywords win. Images that the file
+    already has are skipped; a file of other settings is refused. `indices` replaces the images that `skip`,
+    `max_images` and `shard` choose.
 
     Several processes (`team`) share the images. Each appends to its own part, and the first one joins the parts: the
     rows are those of one process. Parts that an interrupted call left are used.
@@ -134,7 +132,7 @@ def certify_dataset(
     given = settings.model_dump() if settings else {}
     given |= {"radii": (), **fields} if fields.get("until_radius") is not None else fields
     settings = parse_recipe(CertifySettings, given, "certify")
-    subject = Subject.of(model, name).behind(denoiser).seen_as(views)
+    subject = Subject.of(model, name).behind(denoiser)
     if subject.stages:
         refuse_other_rules(settings, subject.defaults["sigma"])
     images = as_images(data, subject, device)

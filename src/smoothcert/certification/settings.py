@@ -13,6 +13,7 @@ from torch import nn
 from smoothcert.certification.shards import Selection
 from smoothcert.classifier import failures_reported
 from smoothcert.errors import RequestError
+from smoothcert.models.denoised import Denoised
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import NOISES
@@ -108,13 +109,7 @@ class CertifySettings(Recipe):
         return Selection(images, self.skip, self.max_images, self.shard)
 
     def default_path(
-        self,
-        folder: Path,
-        training_sigma: float | None,
-        consensus: int | None = None,
-        *,
-        denoised: bool = False,
-        views: str | None = None,
+        self, folder: Path, training_sigma: float | None, consensus: int | None = None, *, denoised: bool = False
     ) -> Path:
         """Return the certificates file in `folder`, named after n and the settings that change certificates.
 
@@ -130,7 +125,6 @@ class CertifySettings(Recipe):
             str(self.noise): self.noise not in (None, "gaussian"),
             f"consensus{consensus}": consensus is not None,
             "denoised": denoised,
-            str(views): views is not None,
             f"sigma{self.sigma or 0:g}": training_sigma not in (None, self.sigma),
             f"shard{part}of{parts}": parts > 1,
         }
@@ -190,8 +184,8 @@ def make_counter(
 
     A batch size that is `stored` in a file is known to fit.
     """
-    parts = model.modules() if isinstance(model, nn.Module) else ()
-    if recipe.compile and any(isinstance(part, Ensemble) and part.consensus is not None for part in parts):
+    inner = model.classifier if isinstance(model, Denoised) else model
+    if recipe.compile and isinstance(inner, Ensemble) and inner.consensus is not None:
         raise RequestError("compile: expected false with consensus, whose passes vary in number; leave one of them out")
     dtype, size = DTYPES[recipe.precision], recipe.batch_size
     with failures_reported("the classifier", shape):

@@ -19,7 +19,6 @@ from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
 from smoothcert.models import Denoised, check_outputs, is_code, output_names
 from smoothcert.models.ensemble import Ensemble
-from smoothcert.models.views import Views, ViewsName
 from smoothcert.smoothing.batch_dependence import refuse_unsound, seeded
 from smoothcert.smoothing.votes import Classifier, VoteCounter
 from smoothcert.training.checkpoint import Run, tensors_digest
@@ -48,8 +47,6 @@ class Subject:
     stages: "tuple[Subject, ...]" = ()
     denoiser: Denoiser | None = None
     """What is in front of the classifier."""
-    views: ViewsName | None = None
-    """The views of each image that the classifier averages over."""
     class_names: Sequence[str] | None = None
     """Of the outputs of a published classifier, if its files contain them."""
 
@@ -95,16 +92,6 @@ class Subject:
         denoised = Denoised(denoiser.model, front)
         return replace(self, classifier=denoised, defaults={**self.defaults, **noise}, denoiser=denoiser)
 
-    def seen_as(self, views: ViewsName | None) -> "Subject":
-        """Return the classifier that averages over `views` of each image, in every stage of a cascade."""
-        if views is None:
-            return self
-        if self.stages:
-            stages = tuple(stage.seen_as(views) for stage in self.stages)
-            return replace(self, classifier=stages[0].classifier, stages=stages)
-        network: Any = self.classifier  # which Views checks
-        return replace(self, classifier=Views(network, views), views=views)
-
     def check(self, data: Images, sigma: float, noise: str, device: torch.device) -> None:
         """Refuse `data` or noise that do not fit the classifier."""
         if self.denoiser is not None:
@@ -136,13 +123,11 @@ class Subject:
         if self.stages:
             return _about_cascade([stage.about(data, device, batch_size) for stage in self.stages])
         about = self._about_classifier(data, device, batch_size)
-        if self.denoiser is not None:
-            front = self.denoiser.about()
-            trained = {"training_sigma": front["sigma"]} if "training_sigma" in about else {}
-            about = {**about, **trained, "objective": f"{about['objective']} + denoiser", "denoiser": front}
-        if self.views is not None:
-            about = {**about, "objective": f"{about['objective']} + views ({self.views})", "views": self.views}
-        return about
+        if self.denoiser is None:
+            return about
+        front = self.denoiser.about()
+        trained = {"training_sigma": front["sigma"]} if "training_sigma" in about else {}
+        return {**about, **trained, "objective": f"{about['objective']} + denoiser", "denoiser": front}
 
     def _about_classifier(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
         if self.run is not None and not any(is_code(run.recipe.model) for run in self.runs):
@@ -150,9 +135,8 @@ class Subject:
         model = self.classifier
         weights = tensors_digest(model.state_dict()) if isinstance(model, nn.Module) else None
         named: dict[str, Any] = {"model": self.name, "objective": self.name, "weights_sha256": weights}
-        for part in model.modules() if isinstance(model, nn.Module) else ():  # behind a denoiser or views
-            if isinstance(part, Ensemble) and part.consensus is not None:
-                named["consensus"] = part.consensus
+        if isinstance(model, Ensemble) and model.consensus is not None:
+            named["consensus"] = model.consensus
         about = self.run.about() if self.run is not None else named
         return {**about, "classes_sha256": _classes_digest(model, data, device, batch_size)}
 

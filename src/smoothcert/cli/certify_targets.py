@@ -64,7 +64,6 @@ def find_target(request: CertifyOptions, folders: Sequence[Path], fields: Mappin
         trained_with.pop() if len(trained_with) == 1 else None,
         request.consensus,
         denoised=subject.denoiser is not None,
-        views=request.views,
     )
     path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
     path = compressed_form(path) if request.compress_ else path

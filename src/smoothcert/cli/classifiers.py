@@ -33,15 +33,12 @@ def find_subject(
     """
     front = None if request.denoiser is None else load_denoiser(request.denoiser, sigma)
     if not folders:
-        subject = Subject.of(request.own_network(num_classes, on_note), request.network)
-        return subject.behind(front).seen_as(request.views)
+        return Subject.of(request.own_network(num_classes, on_note), request.network).behind(front)
     runs = load_runs(folders, request.network)
     runs[0].refuse_denoiser()
     if request.kind == "ensemble":
-        subject = Subject.of(RunEnsemble(runs, request.consensus))
-    else:
-        subject = Subject.of(Cascade.of_runs(runs) if request.kind == "cascade" else runs[0])
-    return subject.behind(front).seen_as(request.views)
+        return Subject.of(RunEnsemble(runs, request.consensus)).behind(front)
+    return Subject.of(Cascade.of_runs(runs) if request.kind == "cascade" else runs[0]).behind(front)
 
 
 def noise_for(subject: Subject, sigma: float | None, kind: NoiseName | None) -> tuple[float, NoiseName]:

@@ -262,10 +262,6 @@ class ClassifierOptions(NetworkOptions):
     denoiser: Annotated[
         Path | None, typer.Option(help="Denoiser in front: a folder of train-denoiser, or of a diffusers UNet2DModel.")
     ] = None
-    views: Annotated[
-        Literal["mirror", "shift"] | None,
-        typer.Option(help="Average over views of each image: itself and mirrored, or moved by one pixel."),
-    ] = None
 
     @property
     def kind(self) -> str:
@@ -290,8 +286,7 @@ class ClassifierOptions(NetworkOptions):
 
     def network_words(self) -> list[object]:
         words = [*(["--ensemble"] if self.ensemble else []), *optional("--consensus", self.consensus)]
-        words += [*super().network_words(), *optional("--denoiser", self.denoiser)]
-        return [*words, *optional("--views", self.views)]
+        return [*words, *super().network_words(), *optional("--denoiser", self.denoiser)]
 
 
 def folder_name(model: str) -> str:

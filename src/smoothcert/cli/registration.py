@@ -25,7 +25,7 @@ GROUPS = {
     "Noise and votes": ("sigma", "noise", "n", "n0", "alpha", "bound", "sound", "radius", "num_noise", "seed"),
     "Fewer votes": ("until_radius", "radii", "radius_loss", "label_aware"),
     "Attack": ("radii", "steps", "step_size"),
-    "Network": ("model", "arch", "input_layer", "hub", "init", "ensemble", "consensus", "cascade", "denoiser", "views"),
+    "Network": ("model", "arch", "input_layer", "hub", "init", "ensemble", "consensus", "cascade", "denoiser"),
     "Output": (
         *("out", "resume", "name", "title", "format_", "check", "compress_", "json_", "quiet", "evaluate_every"),
         *("track", "force", "dry_run"),

@@ -15,7 +15,6 @@ from smoothcert.io.text import error_line
 from smoothcert.models.denoised import Denoised
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.kernels import is_plain
-from smoothcert.models.views import Views
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -103,8 +102,7 @@ def at_precision(model: nn.Module, precision: Precision, device: torch.device, s
 
     If the model can be traced, batch norm is folded into the convolutions before it. If the model can compute with it,
     the memory layout of the weights is channels last. Logits are float32 if a linear layer
-    computes them. Each member of an ensemble, a denoiser and its classifier, and the network behind views are converted
-    separately.
+    computes them. Each member of an ensemble, and a denoiser and its classifier, are converted separately.
     """
     # A subclass, or a hook, may compute something else from the parts: it is copied as any other module.
     if type(model) is Ensemble and is_plain(model):
@@ -113,8 +111,6 @@ def at_precision(model: nn.Module, precision: Precision, device: torch.device, s
     if type(model) is Denoised and is_plain(model) and model.classifier is not None:
         parts = [at_precision(part, precision, device, shape) for part in (model.denoiser, model.classifier)]
         return Denoised(*parts).eval()
-    if type(model) is Views and is_plain(model):
-        return Views(at_precision(model.network, precision, device, shape), model.views).eval()
     try:
         with torch.no_grad():  # copies of TorchScript parameters would have a history
             copied = copy.deepcopy(model)

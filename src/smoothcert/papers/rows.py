@@ -236,8 +236,6 @@ def published(run: PaperRun, recipe: TrainRecipe, path: Path) -> Published:
     differences += changes_of(provenance, recipe.epochs)
     if stored["settings"].get("denoiser"):
         differences.append("certified behind a denoiser")
-    if stored["settings"].get("views"):
-        differences.append("certified with several views of each image")
     return _published(run, differences)
 
 

@@ -82,9 +82,8 @@ class NamedRun:
             return None
         adversarial = self.method == "consistency" and self._objective.get("adversary")
         parts = ["SmoothAdv"] if adversarial else []
-        method, seen, views = self.method.partition(" + views")
-        trained, behind, _ = method.partition(" + denoiser")
-        parts += [method_name(trained), *(["denoiser"] if behind else []), *([f"views{views}"] if seen else [])]
+        trained, behind, _ = self.method.partition(" + denoiser")
+        parts += [method_name(trained), *(["denoiser"] if behind else [])]
         parts += ["attacked noise"] if self._objective.get("noise_attack") else []
         parts += ["weighted images"] if self.settings.get("sampler.name") == "radius-weighted" else []
         return " + ".join(parts)
