@@ -17,7 +17,7 @@ from PIL import Image
 from scipy.stats import beta, norm
 
 from smoothcert.certification.attack_file import read_attacks
-from smoothcert.certification.estimate import FEWEST_IMAGES, SHORT, SKIPS, cheaper_settings
+from smoothcert.certification.estimate import FEWEST_IMAGES, SHORT, SKIPS, CertificationEstimate, cheaper_settings
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.cli.predicting import IMAGES_AT_ONCE
 from smoothcert.data import mnist
@@ -92,6 +92,11 @@ def test_long_certification_is_announced_with_a_cheaper_one(run_cli: Cli, place:
     assert days == pytest.approx(2000 * 100_100 / speed / 86_400, abs=0.1)
     assert 60 * minutes + seconds == pytest.approx(math.ceil(2000 / skip) * (100 + n) / speed, rel=0.02)
     assert 60 * minutes + seconds <= SHORT
+
+
+def test_the_estimate_of_one_image() -> None:
+    text = CertificationEstimate(1, 100_100, 0.01).in_words(CertifySettings(), 1)
+    assert "(1 image, 100,100 votes each, 100 votes/s)" in text
 
 
 @pytest.mark.parametrize("seconds_per_vote", [1e-6, 2e-5, 3e-4, 4e-3, 1.0])

@@ -34,6 +34,8 @@ def test_a_good_classifier_has_no_fault() -> None:
     found = measured(bright, BALANCED)
     assert (found.clean, found.fault) == (1.0, None)
     assert found.noisy > 0.9
+    assert str(found).endswith("(100 images)")
+    assert str(measured(bright, BALANCED[:1])).endswith("(1 image)")
     rare = (torch.arange(100) % 10 == 0).long()
     assert measured(bright, rare).fault is None, "nine in ten images are of one class"
     never = measured(lambda images: torch.tensor([[1.0, 0.0]]).expand(len(images), 2), rare)

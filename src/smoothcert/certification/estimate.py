@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.certification.settings import CertifySettings
-from smoothcert.io.text import duration, rate
+from smoothcert.io.text import counted, duration, rate
 from smoothcert.smoothing.votes import VoteCounter
 
 LONG_ENOUGH = 0.3
@@ -42,7 +42,7 @@ class CertificationEstimate:
         """Return how long a certification of the data set with `images` images takes, and a cheaper alternative."""
         most = "at most " if settings.radii or settings.radius_loss is not None or settings.label_aware else ""
         text = (
-            f"{most}about {duration(self.seconds)} on this machine ({self.images:,} images, "
+            f"{most}about {duration(self.seconds)} on this machine ({counted(self.images, 'image')}, "
             f"{self.votes:,} votes each, {rate(1 / self.seconds_per_vote)} votes/s)"
         )
         cheaper = cheaper_settings(settings, images, self.seconds_per_vote)

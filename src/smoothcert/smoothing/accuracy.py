@@ -7,6 +7,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from smoothcert.io.text import counted
 from smoothcert.smoothing.votes import VoteCounter
 
 COPIES = 5
@@ -57,7 +58,7 @@ class NoiseAccuracy:
         return "noise" if lost or clearly_below(self.noisy, KEPT * self.clean, self.images) else None
 
     def __str__(self) -> str:
-        return f"clean accuracy {self.clean:.0%}, under noise {self.noisy:.0%} ({self.images} images)"
+        return f"clean accuracy {self.clean:.0%}, under noise {self.noisy:.0%} ({counted(self.images, 'image')})"
 
     @property
     def warning(self) -> str | None:
