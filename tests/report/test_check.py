@@ -143,6 +143,16 @@ def test_missing_and_further_lines_are_named(report: Report) -> None:
         assert f"report.csv, line {max(3, len(lines) + 1)}: {expected}" in out
 
 
+def test_a_report_that_was_moved_away_from_its_runs(report: Report) -> None:
+    Path("received").mkdir()
+    Path("out").rename("received/out")
+    code, _, err = report("--check", "received/out")
+    assert (code, err.count("\n")) == (2, 1)
+    place = Path("received", "a")
+    assert f"received/out: expected the certificates of its report at {place}, got nothing there" in err
+    assert report("a", "b", "--radii", "0,0.5", "--title", "Mine", "--check", "received/out")[0] == 0
+
+
 def test_reports_without_a_stored_request(report: Report) -> None:
     manifest = Path("out/.smoothcert-report.json")
     stored = json.loads(manifest.read_text())

@@ -75,6 +75,11 @@ class ReportRequest:
         if not lists.get("runs"):
             raise WorkError(f"{folder}: the stored request of the report is damaged: expected its runs; write it again")
         runs = [os.path.normpath(folder / run) for run in lists["runs"]]
+        if missing := [run for run in runs if not os.path.exists(run)]:
+            raise RequestError(
+                f"{folder}: expected the certificates of its report at {missing[0]}, got nothing there; say where the "
+                f"runs are, with the options of the report: `smoothcert report RUNS --check {folder}`"
+            )
         return cls(**{**known, **lists, "runs": runs})  # type: ignore[arg-type]
 
     def choices(self) -> "Choices":
