@@ -80,8 +80,8 @@ def test_rows_need_their_coin(folder: Path, tmp_path: Path) -> None:
 
 
 def test_reports_label_the_bound_and_never_rank_it_with_the_plain_one(folder: Path, tmp_path: Path) -> None:
-    contents = write_report([folder], tmp_path / "out", ["md", "html"])
-    plain, drawn = sorted(contents.summaries, key=lambda summary: summary.apart)
+    written = write_report([folder], tmp_path / "out", ["md", "html"])
+    plain, drawn = sorted(written.contents.summaries, key=lambda summary: summary.apart)
     assert (plain.apart, drawn.apart) == ("", "randomized bound")
     assert plain.group != drawn.group
     text = (tmp_path / "out" / "report.md").read_text()
