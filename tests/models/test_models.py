@@ -214,6 +214,8 @@ def test_wrong_requests_are_refused() -> None:
         build_model("lenett", (1, 28, 28), 10)
     with pytest.raises(RequestError, match=r"lenet takes images of shape \(1, 28, 28\), the data has \(3, 32, 32\)"):
         build_model("lenet", (3, 32, 32), 10)
+    with pytest.raises(RequestError, match=r"takes images of shape \(3, any, any\), the data has \(1, 28, 28\)"):
+        build_model("resnet20", (1, 28, 28), 10)
 
 
 def test_the_classifier_bias_of_densenet_starts_at_zero() -> None:

@@ -79,8 +79,9 @@ def build_model(
     check_name(name)
     spec = MODELS[name]
     if any(expected not in (None, size) for expected, size in zip(spec.shape, shape, strict=True)):
+        taken = ", ".join("any" if side is None else str(side) for side in spec.shape)
         raise RequestError(
-            f"model: {name} takes images of shape {spec.shape}, the data has {shape}; `smoothcert models` lists others"
+            f"model: {name} takes images of shape ({taken}), the data has {shape}; `smoothcert models` lists others"
         )
     model = spec.build(num_classes)
     return nn.Sequential(Normalize(normalization.mean, normalization.std), model) if normalization else model
