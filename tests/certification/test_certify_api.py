@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tiny import ListDataset
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import smoothcert as sc
 from smoothcert.certification.attack import AttackRecipe, attack_dataset
@@ -189,6 +189,20 @@ def test_extreme_settings_that_are_accepted_give_a_file_that_is_read(
     first, again = (sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", **settings) for _ in range(2))
     assert len(first) == 4
     assert list(first) == list(again)
+
+
+def test_data_that_do_not_know_their_length_are_certified(dataset: TensorDataset) -> None:
+    class Pipe(IterableDataset[Any]):
+        """As torch's IterDataPipes."""
+
+        def __iter__(self) -> Any:
+            return iter(dataset)
+
+        def __len__(self) -> int:
+            raise TypeError("Pipe instance doesn't have valid length")
+
+    batches = sc.SmoothedClassifier(bright, sigma=0.25).certify_loader(DataLoader(Pipe(), 2), n=50, n0=20, seed=3)
+    assert [len(batch) for batch in batches] == [2, 2]
 
 
 def test_rows_of_other_versions_are_recorded(

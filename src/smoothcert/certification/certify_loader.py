@@ -4,7 +4,7 @@ import re
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -62,8 +62,7 @@ class Batches:
             ordered = sequential or isinstance(dataset, IterableDataset)
             if isinstance(dataset, Images):
                 return cls(data, dataset.name, dataset.split, len(dataset), ordered)
-            inputs = len(dataset) if isinstance(dataset, Sized) else None
-            return cls(collated(data), type(dataset).__name__, inputs=inputs, ordered=ordered)
+            return cls(collated(data), type(dataset).__name__, inputs=_length(dataset), ordered=ordered)
         if isinstance(data, Tensor | str) or not isinstance(data, Iterable):
             raise RequestError(
                 f"data: expected a DataLoader, a Dataset or batches (inputs, labels), got {type(data).__name__}; "
@@ -85,6 +84,14 @@ def collated(loader: DataLoader[Any]) -> Iterator[object]:
             f"{reason[0][:160]}); convert or resize them in the data set, for example with "
             "torchvision.transforms.ToTensor()"
         ) from error
+
+
+def _length(data: object) -> int | None:
+    """The length of `data`, if it is known: an IterDataPipe of torch always has `__len__`, which may raise."""
+    try:
+        return len(data)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
