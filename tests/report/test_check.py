@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothcert.io.compressed import compress
 from smoothcert.report.check import _line_differences
 
 from .conftest import MakeRun, image, images
@@ -151,6 +152,12 @@ def test_a_report_that_was_moved_away_from_its_runs(report: Report) -> None:
     place = Path("received", "a")
     assert f"received/out: expected the certificates of its report at {place}, got nothing there" in err
     assert report("a", "b", "--radii", "0,0.5", "--title", "Mine", "--check", "received/out")[0] == 0
+
+
+def test_a_file_that_was_compressed_since(report: Report) -> None:
+    assert report("a/certificates/test.tsv", "b", "--format", "md", "--out", "files")[0] == 0
+    compress(Path("a/certificates/test.tsv"))
+    assert report("--check", "files") == (0, "files: every number agrees with the certificates\n", "")
 
 
 def test_reports_without_a_stored_request(report: Report) -> None:

@@ -12,6 +12,7 @@ import typer
 from smoothcert.cli.options import Data, Force, console, parse_radii
 from smoothcert.data.datasets import refuse_absent_data
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.compressed import existing_form
 from smoothcert.io.references import same_reference
 from smoothcert.io.text import counted
 from smoothcert.training.run_folder import check_exists
@@ -74,7 +75,8 @@ class ReportRequest:
         lists = {key: list(map(str, value)) for key, value in known.items() if isinstance(value, list)}
         if not lists.get("runs"):
             raise WorkError(f"{folder}: the stored request of the report is damaged: expected its runs; write it again")
-        runs = [os.path.normpath(folder / run) for run in lists["runs"]]
+        # A file may have been compressed since.
+        runs = [str(existing_form(Path(os.path.normpath(folder / run)))) for run in lists["runs"]]
         if missing := [run for run in runs if not os.path.exists(run)]:
             raise RequestError(
                 f"{folder}: expected the certificates of its report at {missing[0]}, got nothing there; say where the "
