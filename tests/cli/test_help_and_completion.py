@@ -5,9 +5,11 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -18,6 +20,7 @@ from smoothcert.cli.registration import FILES, LISTS, PAPERS, START
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.papers.presets import PRESETS
 from smoothcert.papers.tables import paper_table, paper_table_names
+from smoothcert.training.checkpoint import load_run, write_new_run
 
 Cli = Callable[..., tuple[int, str, str]]
 GROUPS = (
@@ -138,6 +141,19 @@ def test_papers_lists_every_table_and_prints_one(run_cli: Cli, monkeypatch: pyte
     code, _, err = run_cli("papers", "smoothmix/table66")
     assert (code, err.count("\n")) == (2, 1)
     assert "did you mean smoothmix/table6" in err
+
+
+@pytest.mark.parametrize("option", ["--quiet", "--json"])
+def test_less_output_keeps_the_warning_about_images_of_the_training(
+    option: str, run_cli: Cli, trained_run: Path, tmp_path: Path
+) -> None:
+    name, run = f"npz:{tmp_path / 'few.npz'}", load_run(trained_run)
+    np.savez(tmp_path / "few.npz", images=np.zeros((2, 28, 28), np.uint8), labels=[0, 9])
+    run = replace(run, folder=tmp_path / "run", recipe=run.recipe.model_copy(update={"dataset": name}))
+    write_new_run(run, run.model.state_dict())
+    code, out, err = run_cli("certify", run.folder, "--n", 100, "--device", "cpu", option)
+    assert (code, out.count("\n")) == (0, int(option == "--json"))
+    assert f"warning: {name} has no split: the certified accuracy is that of images that" in err
 
 
 def test_several_runs_with_json_and_quiet(run_cli: Cli, trained_run: Path, tmp_path: Path) -> None:

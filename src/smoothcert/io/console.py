@@ -39,8 +39,8 @@ class PlainConsole(Console):
             self.print(f"{kind}: {text}", style="yellow")
 
     def warn(self, text: str) -> None:
-        """Print what a user should change."""
-        self.note(text, "warning")
+        """Print what a user should change, on standard error if this console is quiet."""
+        (PlainConsole(stderr=True) if self.quiet else self).note(text, "warning")
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(one_line(text), **options)

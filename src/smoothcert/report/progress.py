@@ -62,10 +62,8 @@ class StatusBar:
 
     def __init__(self, bar: Progress, console: PlainConsole, name: str) -> None:
         self._bar, self._task = bar, bar.add_task(name, total=None, now="")
-        self.note = console.note
-        """Prints a note above the bar."""
-        self.warn = PlainConsole(stderr=True).warn if console.quiet else console.warn
-        """Prints a warning above the bar, or on standard error if there is none."""
+        self.note, self.warn = console.note, console.warn
+        """Print above the bar."""
 
     def __call__(self, status: Status) -> None:
         self._bar.update(self._task, total=status.total, completed=status.done, now=str(status))
