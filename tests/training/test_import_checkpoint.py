@@ -505,8 +505,8 @@ def test_own_network_is_imported_with_code_that_builds_it(
 
 @pytest.mark.usefixtures("project")
 def test_one_function_of_python_imports_both_kinds_of_networks(lenet: nn.Module, digits: Tensor) -> None:
-    own = import_checkpoint(Path("own.pth"), Path("own"), sigma=0.5, arch=OWN, dataset="mnist-sample")
-    assert (own.recipe.model, own.spec.num_classes) == (OWN, 10)
+    own = import_checkpoint("own.pth", "own", sigma=0.5, arch=OWN, dataset="mnist-sample")
+    assert (own.folder, own.recipe.model, own.spec.num_classes) == (Path("own"), OWN, 10)
     stored = torch.load("own.pth", weights_only=True)["state_dict"]
     assert torch.equal(own.model.state_dict()["1.weight"], stored["module.1.weight"])
     built_in = import_checkpoint(saved(lenet.state_dict(), Path("lenet.pt")), Path("built-in"), sigma=0.5)

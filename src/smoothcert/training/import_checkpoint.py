@@ -54,8 +54,8 @@ class _Fit:
 
 
 def import_checkpoint(
-    file: Path,
-    out: Path,
+    file: str | Path,
+    out: str | Path,
     *,
     sigma: float,
     arch: str | None = None,
@@ -77,7 +77,8 @@ def import_checkpoint(
     SmoothAdv's code has both, so its files may need `center`. Of a file with several sets of weights, such as
     `state_dict` and `state_dict_ema`, FILE:KEY chooses one. A refused file leaves nothing behind.
     """
-    given, (file, key) = file, split_key(file)
+    given, out = Path(file), Path(out)
+    file, key = split_key(given)
     source = file.name if key is None else f"{file.name}:{key}"
     about = {"sigma": sigma, "image_size": image_size, "source": source, "method": method}
     if arch is not None and is_code(arch):
