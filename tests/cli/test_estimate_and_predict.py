@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from smoothcert.certification.estimate import FEWEST_IMAGES, SHORT, SKIPS, Certi
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.cli.predicting import IMAGES_AT_ONCE
 from smoothcert.data import mnist
+from smoothcert.training.checkpoint import load_run, write_new_run
 
 Cli = Callable[..., tuple[int, str, str]]
 SLOW = """
@@ -257,6 +259,24 @@ def test_classes_in_another_order_than_those_of_a_run_are_refused(run_cli: Cli, 
     assert err == "smoothcert: --classes: expected the order of run, a, b and c, got b, a and c; leave --classes out\n"
     (place / "names.txt").write_text("a\nb\nc\n")
     assert run_cli("predict", "run", "digit.png", "--classes", "names.txt", "--n", 10, "--device", "cpu")[0] == 0
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_ensemble_has_the_class_names_that_one_member_knows(
+    order: int, run_cli: Cli, trained_run: Path, place: Path
+) -> None:
+    run, names = load_run(trained_run), tuple("abcdefghij")
+    for name, known in {"unknown": None, "named": names}.items():
+        changed = replace(run, folder=place / name, spec=replace(run.spec, class_names=known))
+        write_new_run(changed, run.model.state_dict())
+    Image.fromarray(mnist.load_sample("test").images[0, 0].numpy()).save("digit.png")
+    asked = ("predict", *("unknown", "named")[::order], "digit.png", "--ensemble", "--n", 100, "--device", "cpu")
+    code, out, _ = run_cli(*asked, "--format", "json")
+    (found,) = json.loads(out)["images"]
+    assert (code, found["name"]) == (0, names[found["class"]])
+    (place / "names.txt").write_text("\n".join(names[::-1]))
+    code, _, err = run_cli(*asked, "--classes", "names.txt")
+    assert (code, "--classes: expected the order of" in err) == (2, True)
 
 
 def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) -> None:

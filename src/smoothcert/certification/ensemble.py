@@ -36,7 +36,7 @@ class RunEnsemble:
 
     @property
     def spec(self) -> InputSpec:
-        return self.runs[0].spec
+        return spec_of(self.runs)
 
     @property
     def noise(self) -> str:
@@ -105,6 +105,11 @@ FITTING: Mapping[str, Callable[[Run], object]] = {
     "noise": lambda run: run.recipe.noise,
 }
 """What all members of an ensemble or a cascade must share; None is not known, as the class names of a checkpoint."""
+
+
+def spec_of(runs: Sequence[Run]) -> InputSpec:
+    """The images and classes of the members of an ensemble or a cascade, with class names if one of them knows any."""
+    return next((run.spec for run in runs if run.spec.class_names is not None), runs[0].spec)
 
 
 def refuse_different_runs(kind: str, runs: Sequence[Run]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from smoothcert.certification.cascade import Cascade
-from smoothcert.certification.ensemble import RunEnsemble
+from smoothcert.certification.ensemble import RunEnsemble, spec_of
 from smoothcert.certification.subject import Subject
 from smoothcert.classifier import check_logits, device_of, first_logits
 from smoothcert.cli.options import ClassifierOptions
@@ -79,7 +79,7 @@ def named_classifier(
     dataset: str | None
     if folders:
         subject, source = find_subject(request, folders, sigma, None, on_note), str(folders[0])
-        spec, dataset = subject.runs[0].spec, subject.runs[0].recipe.dataset
+        spec, dataset = spec_of(subject.runs), subject.runs[0].recipe.dataset
         if names and spec.class_names and names != spec.class_names and set(names) == set(spec.class_names):
             raise RequestError(
                 f"--classes: expected the order of {source}, {some_of(spec.class_names)}, got {some_of(names)}; leave "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
-from smoothcert.certification.ensemble import refuse_different_runs
+from smoothcert.certification.ensemble import refuse_different_runs, spec_of
 from smoothcert.data import Images, with_known_classes
 from smoothcert.data.class_names import unknown_class
 from smoothcert.data.datasets import published_name
@@ -32,7 +32,7 @@ def load_teacher(
         )
     runs = [_load_run(folder, recipe.model) for folder in folders]
     refuse_different_runs("--teacher", runs)
-    images = with_known_classes(images, runs[0].spec.class_names)
+    images = with_known_classes(images, spec_of(runs).class_names)
     for run in runs:
         run.refuse_other_images(images)
         dataset = run.recipe.dataset
