@@ -85,6 +85,7 @@ def test_overrides_change_what_they_name() -> None:
         ("objective={name: [gaussian]}", "objective: unknown method"),
         ("objective.num_noises=2", "objective.num_noises: unknown key; did you mean objective.num_noise"),
         ("num_noises=2", "objective.num_noises: unknown key; did you mean objective.num_noise"),
+        ("name=macer", "--set: name: unknown key"),
         ("objective.num_noise=0", "objective.num_noise: expected at least 1, got 0"),
         ("objective.num_noise=3", "batch_size: expected a multiple of objective.num_noise = 3, got 64"),
         ("objectiv.num_noise=3", "did you mean objective"),

@@ -310,7 +310,8 @@ def _full_key(keys: list[str], objective: Any) -> list[str]:
     own = _is_reference(known.get("name")) and not get_close_matches(name, TrainRecipe.model_fields, cutoff=0.8)
     if name in LETTERS and not own and not inside:
         return ["objective", meant, *rest]  # which this method does not have: the message lists those that it has
-    misspelt = set(get_close_matches(name, [*TrainRecipe.model_fields, *known], n=1)) & known.keys()
+    others = known.keys() - {"name"}  # which would choose another method
+    misspelt = others.intersection(get_close_matches(name, [*TrainRecipe.model_fields, *sorted(others)], n=1))
     return ["objective", *keys] if (own or misspelt) and not inside else keys
 
 
