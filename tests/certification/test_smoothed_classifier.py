@@ -132,6 +132,11 @@ def test_a_path_of_a_run_in_place_of_its_model_is_refused() -> None:
         sc.SmoothedClassifier("runs/a", sigma=0.5)  # type: ignore[arg-type]
 
 
+def test_a_smoothed_classifier_is_not_smoothed_again() -> None:
+    with pytest.raises(RequestError, match=r"got a SmoothedClassifier, which adds noise itself; give its \.classifier"):
+        sc.SmoothedClassifier(smoothed(cnn()), sigma=0.5)
+
+
 def test_a_wrong_number_of_classes_is_refused_with_the_right_one() -> None:
     with pytest.raises(RequestError, match=r"expected logits of shape \[2, 3\], got \[2, 2\]; set num_classes to 2"):
         smoothed(num_classes=3).certify(IMAGES)

@@ -298,7 +298,7 @@ def test_python_writes_the_report_of_the_command(report: Report, make_run: MakeR
     runs, formats = [make_run("mine"), make_run("other")], "md,csv,tex,html,png"
     for folder in ("python", "command"):
         assert report(runs[0], "--out", tmp_path / folder, "--format", f"{formats},svg")[0] == 0
-    options = ("--radii", "0.0,0.25", "--reference", "other", "--format", formats)
+    options = ("--radii", "0,0.25", "--reference", "other", "--format", formats)
     assert report(*runs, "--out", tmp_path / "command", *options)[0] == 0
     smoothcert.report(runs, radii=(0.0, 0.25), reference="other", out=tmp_path / "python", formats=formats.split(","))
     written = {path.name: path.read_bytes() for path in (tmp_path / "command").iterdir()}

@@ -550,3 +550,9 @@ def test_wrong_imports_of_own_networks_are_one_line(
     assert (code, err.count("\n")) == (2, 1)
     assert message in err
     assert not (project / "run").exists()
+
+
+def test_own_networks_for_own_images_need_their_shape_in_python(project: Path) -> None:
+    with pytest.raises(RequestError, match=r"inputs: expected those of .* with it, got none; give InputSpec\.of"):
+        import_checkpoint(project / "own.pth", project / "run", sigma=0.5, arch=OWN, dataset=DATA)
+    assert not (project / "run").exists()

@@ -74,6 +74,10 @@ class SmoothedClassifier(nn.Module):
                 f"classifier: expected a callable on batches, got {type(classifier).__name__}; give a model, such as "
                 "load(RUN).model of a run"
             )
+        if isinstance(classifier, SmoothedClassifier):
+            raise RequestError(
+                "classifier: expected a network, got a SmoothedClassifier, which adds noise itself; give its .classifier"
+            )
         if num_classes is not None and num_classes < 2:
             raise RequestError(f"num_classes: expected at least 2, got {num_classes}")
         if batch_size is not None and batch_size < 1:

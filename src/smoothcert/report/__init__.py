@@ -171,7 +171,7 @@ def report(
     else:
         from smoothcert.report.thumbnails import pictures
 
-        columns = ",".join(map(str, radii or ()))
+        columns = ",".join(str(float(radius)).removesuffix(".0") for radius in radii or ())
         asked = {"radii": columns, "reference": reference, "described": texts}
         contents = write_report(paths, Path(out), formats, choices=choices, gallery=pictures, request=asked).contents
     if trials := contents.warnings.get(TRIAL):

@@ -112,6 +112,8 @@ def _import_own_network(
 ) -> Run:
     """Import the weights of the network that the user's code `arch` builds, with its input layer, if it has one."""
     inputs = InputSpec.of(DATASETS[dataset]) if inputs is None and dataset in DATASETS else inputs
+    if inputs is None and dataset is not None:
+        raise RequestError(f"inputs: expected those of {dataset} with it, got none; give InputSpec.of(its images)")
     if inputs is None or input_layer not in (None, "none"):
         raise RequestError(
             f"--arch {arch}: expected --dataset with it, and no --input-layer, which the code contains; "
