@@ -76,7 +76,8 @@ class SmoothedClassifier(nn.Module):
             )
         if isinstance(classifier, SmoothedClassifier):
             raise RequestError(
-                "classifier: expected a network, got a SmoothedClassifier, which adds noise itself; give its .classifier"
+                "classifier: expected a network, got a SmoothedClassifier, which adds noise itself; give its "
+                ".classifier"
             )
         if num_classes is not None and num_classes < 2:
             raise RequestError(f"num_classes: expected at least 2, got {num_classes}")
