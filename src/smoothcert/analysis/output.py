@@ -17,9 +17,9 @@ def parse_formats(text: str) -> list[str]:
     """Comma-separated picture formats such as png,pdf; any other format is refused."""
     formats = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [kind for kind in formats if kind not in PICTURE_FORMATS]:
-        raise RequestError(
-            f"format: expected some of {', '.join(PICTURE_FORMATS)}, separated by commas, got {unknown[0]!r}"
-        )
+        *others, last = PICTURE_FORMATS
+        known = f"{', '.join(others)} or {last}"
+        raise RequestError(f"format: expected {known}, or several as in png,pdf, got {unknown[0]!r}; choose from these")
     return formats
 
 
