@@ -82,7 +82,7 @@ def import_checkpoint(
     source = file.name if key is None else f"{file.name}:{key}"
     about = {"sigma": sigma, "image_size": image_size, "source": source, "method": method}
     if arch is not None and is_code(arch):
-        return _import_own_network(given, out, arch, dataset, inputs, input_layer, about)
+        return _written(_own_network(given, out, arch, dataset, inputs, input_layer, about), file)
     contents = read_checkpoint(file)
     layout, state, notes = find_state_dict(file, contents, key)
     name, fit = _architecture(file, arch, contents.get("arch"), state)
@@ -101,7 +101,7 @@ def import_checkpoint(
     return _written(Run(out, recipe, spec, model.eval(), epoch, {"notes": notes}), file)
 
 
-def _import_own_network(
+def _own_network(
     file: Path,
     out: Path,
     arch: str,
@@ -110,7 +110,7 @@ def _import_own_network(
     input_layer: InputLayer | None,
     about: Mapping[str, Any],
 ) -> Run:
-    """Import the weights of the network that the user's code `arch` builds, with its input layer, if it has one."""
+    """The run, not yet written, of the network that the user's code `arch` builds with its input layer, if any."""
     inputs = InputSpec.of(DATASETS[dataset]) if inputs is None and dataset in DATASETS else inputs
     if inputs is None and dataset is not None:
         raise RequestError(f"inputs: expected those of {dataset} with it, got none; give InputSpec.of(its images)")
@@ -124,7 +124,7 @@ def _import_own_network(
     network = as_module(own_model_with_weights(arch, inputs.num_classes, file, notes.append), arch, "arch")
     check_outputs(network, arch, inputs.shape, inputs.num_classes)
     spec = InputSpec(inputs.shape, inputs.num_classes, class_names=inputs.class_names)
-    return _written(Run(out, recipe, spec, network.eval(), 0, {"notes": notes}), split_key(file)[0])
+    return Run(out, recipe, spec, network.eval(), 0, {"notes": notes})
 
 
 def _written(run: Run, file: Path) -> Run:
