@@ -160,6 +160,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 POSSIBLE = {"sigma": 0.25, "n": 200, "n0": 100, "alpha": 0.001, "noise": "gaussian", "bound": "one-sided"}
 
+ALL_AGREE = f"3\t7\t7\t{0.25 * NormalDist().inv_cdf(0.001 ** (1 / 200))}\t1\t0:00:01\t100\t200\t200\t7:200"
+
 
 def possible(path: Path, settings: dict[str, object], *rows: str) -> None:
     """A file of ours with these lines."""
@@ -184,6 +186,8 @@ def possible(path: Path, settings: dict[str, object], *rows: str) -> None:
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t900\t900\t7:900", "has 900 votes, the settings say n = 200"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t100\t100\t7:100", "has 100 votes, the settings say n = 200"),
         ("0\t7\t-1\t0.1\t0\t0:00:01\t100\t200\t200\t7:200", "abstains but has the radius"),
+        ("0\t7\t7\t0.4\t1\t0:00:01\t100\t200\t200\t7:200", "the radius 0.4 is below 0.456"),
+        ("0\t7\t-1\t0.0\t0\t0:00:01\t100\t200\t200\t7:200", "the radius 0 is below 0.456"),
         ("0\t7\t7\t0.0\t1\t0:00:01\t100\t200\t110\t7:110,1:90", "the class 7 is more than 110 of 200 votes can show"),
         ("0\t7\t7\tinf\t1\t0:00:01\t100\t200\t200\t7:200", "expected a radius >= 0, got inf"),
         ("0\t7\t7\tnan\t1\t0:00:01\t100\t200\t200\t7:200", "expected a radius >= 0, got nan"),
@@ -201,11 +205,10 @@ def possible(path: Path, settings: dict[str, object], *rows: str) -> None:
 )
 def test_impossible_rows_are_refused_with_line_and_reason(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "a.tsv"
-    good = "3\t7\t7\t0.45\t1\t0:00:01\t100\t200\t200\t7:200"
-    possible(path, POSSIBLE | {"num_classes": 10}, good, line)
+    possible(path, POSSIBLE | {"num_classes": 10}, ALL_AGREE, line)
     with pytest.raises(WorkError, match=rf"a\.tsv, line 3: damaged .*{re.escape(reason)}"):
         read_certificates(path)
-    possible(path, POSSIBLE | {"num_classes": 10}, good)
+    possible(path, POSSIBLE | {"num_classes": 10}, ALL_AGREE)
     assert len(read_certificates(path).rows) == 1
 
 
@@ -223,8 +226,11 @@ def test_impossible_rows_are_refused_with_line_and_reason(tmp_path: Path, line: 
         {"sound": True},
     ],
 )
-def test_radii_above_the_limit_of_each_rule_are_refused(tmp_path: Path, settings: dict[str, object]) -> None:
-    """The largest radius of the rule, computed as certify does, is read; one a little larger is refused."""
+def test_radii_that_votes_do_not_show_under_each_rule_are_refused(tmp_path: Path, settings: dict[str, object]) -> None:
+    """The largest radius of the rule, computed as certify does, is read; one a little larger is refused.
+
+    One a little smaller is read only if the votes were stopped by a test: then their order decides.
+    """
     noise = NOISES[settings.get("noise", "gaussian")](0.25)
     votes = [0, 190, 10] if settings.get("bound") == "two-sided" else [0, 200]
     certificate = certificate_of_class(1, votes, 100, noise, 0.001, bound=settings.get("bound", "one-sided"))
@@ -239,7 +245,20 @@ def test_radii_above_the_limit_of_each_rule_are_refused(tmp_path: Path, settings
     possible(path, POSSIBLE | settings, line.format(radius))
     assert read_certificates(path).rows[0].certificate.radius == radius
     possible(path, POSSIBLE | settings, line.format(radius * 1.001))
-    with pytest.raises(WorkError, match=r"line 2: damaged .the radius"):
+    with pytest.raises(WorkError, match=r"line 2: damaged .the radius .* exceeds"):
+        read_certificates(path)
+    possible(path, POSSIBLE | settings, line.format(radius * 0.999))
+    if "radii" in settings:
+        assert read_certificates(path).rows[0].certificate.radius == radius * 0.999
+        return
+    with pytest.raises(WorkError, match=r"line 2: damaged .the radius .* is below"):
+        read_certificates(path)
+    abstained = line.format(0.0).replace("1\t1\t0.0\t1", "1\t-1\t0.0\t0")
+    possible(path, POSSIBLE | settings, abstained)
+    with pytest.raises(WorkError, match=r"line 2: damaged .the radius 0 is below"):
+        read_certificates(path)
+    possible(path, POSSIBLE | settings | {"sigma": 0.26}, line.format(radius))
+    with pytest.raises(WorkError, match=r"is below .* at sigma 0.26"):
         read_certificates(path)
 
 
@@ -265,7 +284,7 @@ def test_radii_above_the_limit_of_each_rule_are_refused(tmp_path: Path, settings
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, settings: dict[str, object]) -> None:
     path, key = tmp_path / "a.tsv", list(settings)[-1]
-    possible(path, POSSIBLE | settings, "3\t7\t7\t0.45\t1\t0:00:01\t100\t200\t200\t7:200")
+    possible(path, POSSIBLE | settings, ALL_AGREE)
     for read in (read_certificates, lambda path: recertify(path, tmp_path / "x.tsv", alpha=0.01)):
         with pytest.raises(WorkError, match=rf"a\.json: damaged, expected .* for '{key}'") as caught:
             read(path)
@@ -338,7 +357,7 @@ def test_recertify_names_a_missing_setting(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     for key in ("bound", "sigma", "noise", "alpha"):
         settings = {k: v for k, v in POSSIBLE.items() if k != key}
-        possible(path, settings, "3\t7\t7\t0.25\t1\t0:00:01\t100\t200\t200\t7:200")
+        possible(path, settings, ALL_AGREE)
         with pytest.raises(RequestError, match=f"expected the setting '{key}', got none"):
             recertify(path, tmp_path / "x.tsv")
         assert not (tmp_path / "x.tsv").exists()
@@ -346,7 +365,7 @@ def test_recertify_names_a_missing_setting(tmp_path: Path) -> None:
 
 def test_recertify_draws_no_coins_without_the_seed_of_the_file(tmp_path: Path) -> None:
     """Shards of several seeds were merged: no seed gives the coins of all images."""
-    possible(tmp_path / "a.tsv", POSSIBLE | {"seed": None}, "3\t7\t7\t0.25\t1\t0:00:01\t100\t200\t200\t7:200")
+    possible(tmp_path / "a.tsv", POSSIBLE | {"seed": None}, ALL_AGREE)
     with pytest.raises(RequestError, match="expected the seed that its coins are drawn from, got none"):
         recertify(tmp_path / "a.tsv", tmp_path / "x.tsv", bound="randomized")
     assert not (tmp_path / "x.tsv").exists()

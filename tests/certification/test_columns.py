@@ -112,7 +112,9 @@ def test_what_is_accepted_at_once_is_accepted_row_by_row(path: Path) -> None:
         ({"n": 99}, "has 100 votes"),
         ({"num_classes": 3}, "class 3 is out of range"),
         ({"alpha": 1e-9}, "exceeds"),
+        ({"alpha": 0.01}, "is below"),
         ({"sigma": 0.4}, "exceeds"),
+        ({"sigma": 0.51}, "is below"),
     ],
 )
 def test_rows_that_the_settings_forbid_are_refused(path: Path, settings: dict[str, float], message: str) -> None:
@@ -125,16 +127,21 @@ def test_rows_that_the_settings_forbid_are_refused(path: Path, settings: dict[st
 
 @pytest.mark.parametrize("count", [1, 51, 80, 99, 100])
 @pytest.mark.parametrize("alpha", [0.001, 0.3])
-def test_the_largest_radius_is_that_of_single_rows(count: int, alpha: float) -> None:
+@pytest.mark.parametrize("sound", [False, True])
+def test_the_radius_of_all_rows_is_that_of_single_rows(count: int, alpha: float, sound: bool) -> None:
     """Radii just below and above what the votes show, with the tolerance: both checks agree."""
-    limits = RowLimits({**SETTINGS, "alpha": alpha})
+    limits = RowLimits({**SETTINGS, "alpha": alpha, "sound": sound})
     votes = ((0, count), (1, 100 - count))
-    most = limits.radius(Certificate(0, 1.0, 10, 100, count, votes))
-    for factor in (0.5, 1.0, 1 + 0.999e-6, 1 + 1.001e-6, 1.1):
-        row = CertifiedImage(0, 0, Certificate(0, most * factor or 1e-3, 10, 100, count, votes), 0.1)
+    shown = limits.radius(Certificate(0, 1.0, 10, 100, count, votes))
+    below = 1e-6 + 0.5e-6 / shown if shown else 0.0
+    for factor in (0.0, 0.5, 1 - 1.001 * below, 1 - 0.999 * below, 1.0, 1 + 0.999e-6, 1 + 1.001e-6, 1.1):
+        radius = shown * factor or (0.0 if shown else 1e-3)
+        row = CertifiedImage(0, 0, Certificate(0, radius, 10, 100, count, votes), 0.1)
         try:
             limits.check(row.label, row.certificate)
             right = True
         except ValueError:
             right = False
-        assert limits.allow(columns_of([row])) == right == (most > 0 and factor < 1.000001)
+        assert limits.allow(columns_of([row])) == right == (shown > 0 and 1 - below < factor < 1.000001)
+    abstained = CertifiedImage(0, 0, Certificate(ABSTAIN, 0.0, 10, 100, count, votes), 0.1)
+    assert limits.allow(columns_of([abstained])) == (shown == 0)

@@ -1,6 +1,7 @@
 """The command line: what each command prints and writes, and that a wrong request costs one line and exit code 2."""
 
 import dataclasses
+import math
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.special import ndtri
 from tiny import digest, tiny_recipe
 
 from smoothcert import RequestError, WorkError, __version__, cli
@@ -508,7 +510,8 @@ def test_attack_command(run_cli: Cli, run: Path) -> None:
     # Certificates with forged votes are refuted.
     path, votes = run / "certificates" / "test-n200.tsv", 10**9
     lines = [line.split("\t") for line in path.read_text().splitlines()]
-    rows = [[*c[:2], c[1], "2.8", "1", c[5], c[6], str(votes), str(votes), f"{c[1]}:{votes}"] for c in lines[1:]]
+    radius = -0.5 * ndtri(-math.expm1(math.log(0.001) / votes))
+    rows = [[*c[:2], c[1], str(radius), "1", c[5], c[6], str(votes), str(votes), f"{c[1]}:{votes}"] for c in lines[1:]]
     path.write_text("\n".join("\t".join(c) for c in [lines[0], *rows]) + "\n")
     settings = path.with_suffix(".json")
     settings.write_text(settings.read_text().replace('"n": 200,', f'"n": {votes},'))

@@ -278,7 +278,7 @@ def parse_rows(
 def read_certificates(path: str | Path) -> CertificatesFile:
     """Read a file of smoothcert or of another tool (see `with_six_columns`). An incomplete last row is left out.
 
-    Rows are checked against the settings next to the file: a row that claims more than its votes can show is refused.
+    Rows are checked against the settings next to the file: a row with another radius than its votes show is refused.
     """
     path = Path(path)
     if path.is_dir():

@@ -12,8 +12,8 @@ from smoothcert.io.compressed import read_content
 from smoothcert.io.files import write_text_atomically
 from smoothcert.io.results import alone, refuse_existing, settings_path, write_settings
 from smoothcert.noise import NOISES, Noise
+from smoothcert.smoothing.bounds import SLACK
 from smoothcert.smoothing.certificate import ABSTAIN, certificate_from_bound, certified_radius, largest_other
-from smoothcert.smoothing.integer_noise import SLACK
 from smoothcert.smoothing.votes import coin_of
 
 
@@ -68,14 +68,12 @@ def bounded_again(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -
     old = row.certificate
     if old.n == 0:
         return row
-    # An abstention stores no class: it is the one with the stored count. If several have it, or none, abstain again.
-    fitting = [c for c, k in old.votes if k == old.count] if old.predict == ABSTAIN else [old.predict]
     # The coin that certify would have drawn, unless the file has it.
     drawn = settings["bound"] == RANDOMIZED
     coin = (old.coin or coin_of((settings["seed"], row.index))) if drawn else None
-    chosen, radius = ABSTAIN, 0.0
-    if len(fitting) == 1:
-        chosen, other = fitting[0], largest_other(old.votes, fitting[0])
+    chosen, radius = old.chosen, 0.0
+    if chosen != ABSTAIN:
+        other = largest_other(old.votes, chosen)
         options = {"bound": settings["bound"], "slack": SLACK if settings.get("sound") else 0.0}
         radius = certified_radius(old.count, other, old.n, noise, settings["alpha"], coin=coin, **options)
     return replace(row, certificate=certificate_from_bound(chosen, radius, old.n0, old.count, old.votes, coin=coin))

@@ -13,6 +13,9 @@ from smoothcert.noise import SAFETY
 
 BRACKET = 1e-10
 """Relative width of the bracket in which the randomized bound is computed; its upper end is the bound."""
+SLACK = 1e-10
+"""Amount added to the error bounds of integer noise: more than its total variation from Gaussian noise on every image
+that `IntegerGaussian.slack` accepts."""
 SMALLEST_FLOAT = 5e-324
 TAIL_ERROR = 1e-19
 """Relative error of scipy's incomplete beta function per vote, at most: measured 3e-20 with up to 10^9 votes, next to a

@@ -47,6 +47,17 @@ class Certificate:
     def abstained(self) -> bool:
         return self.predict == ABSTAIN
 
+    @property
+    def chosen(self) -> int:
+        """The class that the first n0 votes chose; ABSTAIN where it is not known.
+
+        An abstention does not store it: it is the class with the stored count, if there is exactly one.
+        """
+        if not self.abstained:
+            return self.predict
+        fitting = [c for c, number in self.votes if number == self.count]
+        return fitting[0] if len(fitting) == 1 else ABSTAIN
+
 
 def certificate_of_class(
     cls: int,

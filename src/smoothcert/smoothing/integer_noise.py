@@ -36,11 +36,10 @@ import torch
 from torch import Tensor
 
 from smoothcert.errors import RequestError
+from smoothcert.smoothing.bounds import SLACK
 
 BITS = 62
 """Bits of a uniform number: the most for which 2^BITS itself fits into a signed 64-bit integer."""
-SLACK = 1e-10
-"""Amount subtracted from p_low (added to q): more than the total variation of every image that `slack` accepts."""
 LARGEST_SIGMA = 8.0
 """Up to this sigma, noise plus a pixel stays below 2^15, so that sums of 16-bit integers cannot wrap around."""
 

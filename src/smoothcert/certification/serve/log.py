@@ -68,7 +68,7 @@ def unlabelled(row: LoggedAnswer) -> CertifiedImage:
 
 
 def parser(models: Mapping[str, Mapping[str, Any]]) -> Callable[[str], LoggedAnswer]:
-    """Return the inverse of `format_answer`; it raises a ValueError for a row that claims more than its votes show."""
+    """Return the inverse of `format_answer`; it raises a ValueError for a row that claims what its votes do not show."""
 
     def parse(line: str) -> LoggedAnswer:
         cells = line.rstrip("\n").split("\t")
@@ -88,15 +88,16 @@ def parser(models: Mapping[str, Mapping[str, Any]]) -> Callable[[str], LoggedAns
 
 
 def check_answer(row: LoggedAnswer, model: Mapping[str, Any]) -> None:
-    """Raise a ValueError if the answer claims more than its votes can show under its rule."""
+    """Raise a ValueError if the answer claims what its votes do not show under its rule."""
     q, certificate = row.question, row.certificate
     if not 0 < q.alpha < 1 or q.votes < 1 or (q.radius is not None and not q.radius > 0):
         raise ValueError(f"expected 0 < alpha < 1 and a budget and a radius above 0, got {q}")
     settings: dict[str, Any] = {**model, "alpha": q.alpha, "n": q.votes}
     if q.rule == "fixed":
-        if certificate.n < q.votes and certificate.predict != ABSTAIN:
-            raise ValueError(f"the fixed rule claims a radius after {certificate.n} of {q.votes} votes")
-        settings["n"] = max(1, certificate.n)
+        if certificate.n < q.votes:  # it ended before its only look: its votes show nothing
+            settings["n"] = None
+            if certificate.predict != ABSTAIN:
+                raise ValueError(f"the fixed rule claims a radius after {certificate.n} of {q.votes} votes")
     elif q.radius is not None:
         settings |= {"radii": [q.radius]}
     else:
