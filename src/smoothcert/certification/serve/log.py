@@ -68,7 +68,7 @@ def unlabelled(row: LoggedAnswer) -> CertifiedImage:
 
 
 def parser(models: Mapping[str, Mapping[str, Any]]) -> Callable[[str], LoggedAnswer]:
-    """Return the inverse of `format_answer`; it raises a ValueError for a row that claims what its votes do not show."""
+    """Return the inverse of `format_answer`; it raises a ValueError for a row whose radius its votes do not show."""
 
     def parse(line: str) -> LoggedAnswer:
         cells = line.rstrip("\n").split("\t")
