@@ -198,9 +198,9 @@ def opened_image(path: Path | ImageBytes) -> Iterator[Image.Image]:
         problem = one_line(str(error).replace(f"{str(path)!r}", "the file")) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             problem = "not a PNG, JPEG, WebP, BMP, GIF, TIFF or PPM file"
+        advice = "send another" if isinstance(path, ImageBytes) else "replace or delete it"
         raise WorkError(
-            f"{path}: expected a whole image, found {size} bytes that cannot be decoded ({problem}); "
-            "replace or delete it"
+            f"{path}: expected a whole image, found {size} bytes that cannot be decoded ({problem}); {advice}"
         ) from None
 
 

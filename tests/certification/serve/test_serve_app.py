@@ -118,7 +118,7 @@ SMALL = png(torch.zeros(28, 28, dtype=torch.uint8))
         (bomb(5000), PNG, "?resize=true", 413, "at most 10,000 pixels, got 5000x5000"),
         (bomb(30_000), PNG, "?resize=true", 400, "at most 178,956,970 pixels, got more"),
         (bomb(28), PNG, "", 200, ""),
-        (SMALL[:45], PNG, "", 400, "expected a whole image"),
+        (SMALL[:45], PNG, "", 400, "cannot be decoded (image file is truncated); send another"),
         (b"GIF89a", PNG, "", 400, "expected a PNG or JPEG file, got 6 bytes"),
         (b"", PNG, "", 400, "got 0 bytes"),
         (png(torch.zeros(5, 6, dtype=torch.uint8)), PNG, "", 400, "28x28 pixels, got 6x5; scale it, or add resize"),
