@@ -17,14 +17,18 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 from tiny import TinyNet
+from torch import nn
 
 from smoothcert.certification.serve import app as app_module
 from smoothcert.certification.serve.app import authorized, make_app
 from smoothcert.certification.serve.log import read_log
 from smoothcert.certification.serve.service import BUCKETS, Metrics, ServedModel, Service
+from smoothcert.certification.settings import CertifySettings
+from smoothcert.certification.subject import Subject
 from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, ModelSpec
 from smoothcert.smoothing.bounds import error_upper_bound
+from smoothcert.training.checkpoint import load_run
 
 from .conftest import png, served_run
 
@@ -284,3 +288,21 @@ def test_wrong_options_of_the_command_cost_one_line(
             code, _, error = run_cli("serve", *arguments)
             assert (code, error.count("\n")) == (2, 1)
             assert message in error
+
+
+def test_the_network_itself_is_not_moved_to_the_device(trained_run: Path) -> None:
+    """What votes is a copy on the device: the network there as well would take its memory twice."""
+    moved: list[nn.Module] = []
+
+    class Recorded(nn.Sequential):
+        def to(self, *args: Any, **options: Any) -> "Recorded":
+            moved.append(self)
+            return super().to(*args, **options)
+
+    run = load_run(trained_run)
+    subject = Subject.of(Recorded(run.model))
+    settings = CertifySettings(sigma=0.5)
+    served = ServedModel.of("mine", subject, run.spec, run.recipe.dataset, torch.device("cpu"), settings)
+    assert isinstance(subject.classifier, Recorded)
+    assert served.counter.classifier is not subject.classifier
+    assert all(network is not subject.classifier for network in moved)

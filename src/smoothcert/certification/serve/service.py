@@ -69,7 +69,6 @@ class ServedModel:
         tried = torch.rand(1, *shape, device="cpu", generator=torch.Generator().manual_seed(0))
         weights = model.state_dict() if isinstance(model, nn.Module) else None
         digest = tensors_digest(weights) if weights else str(subject.about(tried, device, 1)["classes_sha256"])
-        model = model.to(device) if isinstance(model, nn.Module) else model
         counter = make_counter(model, shape, spec.num_classes, recipe, device)
         if isinstance(counter.classifier, nn.Module):
             counter.classifier.eval()  # for good: several threads use it
