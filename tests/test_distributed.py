@@ -24,7 +24,8 @@ from torch.distributed.launcher.api import elastic_launch
 
 from smoothcert import cli, distributed
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.certification.certify_dataset import Certification, certify_dataset, wait_for_settings
+from smoothcert.certification.certify_dataset import Certification, certify_dataset
+from smoothcert.certification.file_parts import wait_for_settings
 from smoothcert.data import ImageData, load_dataset
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.models.kernels import apply_to

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_path, certificates_writer
-from smoothcert.certification.certify_dataset import update_provenance
+from smoothcert.certification.file_parts import update_provenance
 from smoothcert.certification.prepare import checked_inputs, noise_seeds, prepare
 from smoothcert.certification.settings import images_at_once
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
