@@ -29,7 +29,7 @@ from smoothcert.certification.file_parts import (
     wait_for_settings,
 )
 from smoothcert.certification.prepare import Prepared, checked_indices
-from smoothcert.certification.settings import CertifySettings, images_at_once, make_counter
+from smoothcert.certification.settings import CertifyRecipe, CertifySettings, images_at_once, make_counter
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings, missing_classes
 from smoothcert.data import DATASETS, Images
 from smoothcert.data.class_names import unknown_class
@@ -134,35 +134,17 @@ def certify_dataset(
     recipe = team.agree(settings.completed(stored_settings(path), device, images.shape, subject.defaults))
     subject.check(images, recipe.sigma, recipe.noise, device)
     about = subject.about(images, device, recipe.batch_size)
-    counters = []
-    for stage in subject.stages or (subject,):
-        sigma = recipe.sigma if stage is subject else stage.defaults["sigma"]
-        counter = make_counter(
-            *(stage.classifier, images.shape, images.num_classes, recipe.model_copy(update={"sigma": sigma}), device),
-            stored=exists(path),
-        )
-        stage.check_votes(counter, images, device)
-        counters.append(counter)
-        recipe = recipe.model_copy(update={"batch_size": counter.batch_size})
-    recipe = team.agree(recipe)
-    first, *later = (replace(counter, batch_size=recipe.batch_size) for counter in counters)
-    prepared = Prepared(first, recipe, images.shape, device, tuple(later))
-    prepared.rule.errors_at_radii(first.noise)  # refuses radii that cannot be tested before there is a file
+    prepared = prepared_for(subject, images, recipe, device, team, stored=exists(path))
     about |= {**data_settings(images), **prepared.settings(subject.classifier)}
     provenance = {**subject.provenance(device), **subject.training()}
     if images.class_names is not None and images.name not in DATASETS:  # whose names reports know
         provenance["class_names"] = list(images.class_names)
     if indices is None:
-        selection = recipe.selection(len(images))
+        selection = prepared.recipe.selection(len(images))
         chosen, provenance["selection"] = selection.indices, selection.to_mapping()
         whole = replace(selection, shard=(1, 1)).indices
     else:
-        chosen = whole = checked_indices(indices)
-        if len(set(chosen)) < len(chosen) or not all(0 <= index < len(images) for index in chosen):
-            raise RequestError(
-                f"indices: expected different integers from 0 to {len(images) - 1}, got {str(chosen)[:60]}; "
-                "name images of the data set"
-            )
+        chosen = whole = indices_in(images, indices)
     for text in warnings_about(subject, prepared, images, whole, wanted_radius) if team.leads else ():
         on_warning(text)
 
@@ -175,11 +157,46 @@ def certify_dataset(
         if team.leads:
             stack.enter_context(alone(path))
             stack.enter_context(plain_while_written(path))
-        stack.enter_context(fitting_into_memory(recipe.batch_size))
+        stack.enter_context(fitting_into_memory(prepared.recipe.batch_size))
         work = Certification(prepared, images, team, on_estimate)
         work.write(plain_form(path), chosen, about, provenance, on_progress, judge)
     team.wait()
     return read_certificates(existing_form(path))
+
+
+def prepared_for(
+    subject: Subject, images: Images, recipe: CertifyRecipe, device: torch.device, team: Team, *, stored: bool
+) -> Prepared:
+    """Return the classifier, or all stages of a cascade, ready to vote with one batch size in all processes.
+
+    A classifier whose votes are not independent, and radii that cannot be tested, are refused.
+    A batch size that is `stored` in a file is known to fit into memory.
+    """
+    counters = []
+    for stage in subject.stages or (subject,):
+        sigma = recipe.sigma if stage is subject else stage.defaults["sigma"]
+        of_stage = recipe.model_copy(update={"sigma": sigma})
+        counter = make_counter(stage.classifier, images.shape, images.num_classes, of_stage, device, stored=stored)
+        stage.check_votes(counter, images, device)
+        counters.append(counter)
+        # The next stage starts from the size that fits into memory here.
+        recipe = recipe.model_copy(update={"batch_size": counter.batch_size})
+    recipe = team.agree(recipe)
+    first, *later = (replace(counter, batch_size=recipe.batch_size) for counter in counters)
+    prepared = Prepared(first, recipe, images.shape, device, tuple(later))
+    prepared.rule.errors_at_radii(first.noise)
+    return prepared
+
+
+def indices_in(images: Images, indices: Sequence[int] | Tensor) -> list[int]:
+    """Return the `indices` that a user has given; repeated ones, and those of no image, are refused."""
+    chosen = checked_indices(indices)
+    if len(set(chosen)) < len(chosen) or not all(0 <= index < len(images) for index in chosen):
+        raise RequestError(
+            f"indices: expected different integers from 0 to {len(images) - 1}, got {str(chosen)[:60]}; "
+            "name images of the data set"
+        )
+    return chosen
 
 
 def warnings_about(
