@@ -4,8 +4,8 @@ import re
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_path, certificates_writer
 from smoothcert.certification.file_parts import update_provenance
-from smoothcert.certification.prepare import checked_inputs, noise_seeds, prepare
+from smoothcert.certification.prepare import Prepared, checked_inputs, noise_seeds, prepare
 from smoothcert.certification.settings import images_at_once
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import DIGEST_IMAGES, Subject
@@ -28,7 +28,7 @@ from smoothcert.data.images import in_parts, in_unit_interval
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
-from smoothcert.io.results import alone, stored_settings
+from smoothcert.io.results import ResultWriter, alone, stored_settings
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.training.checkpoint import tensors_digest
 
@@ -190,41 +190,17 @@ def _stream(
         )
     position = 0
     with ExitStack() as stack:
-        writer, provenance = None, {}
+        file = None
         if path is not None:
             while sum(len(inputs) for inputs, _ in first) < DIGEST_IMAGES and (more := next(batches, None)) is not None:
                 first.append(more)
             some = torch.cat([inputs for inputs, _ in first])[:DIGEST_IMAGES]
-            subject = Subject.of(smoothed, name)
-            settings = {
-                **subject.about(some, prepared.device, prepared.recipe.batch_size),
-                **{"dataset": source.name, "split": source.split, "images_sha256": tensors_digest({"inputs": some})},
-                **prepared.settings(smoothed.classifier),
-            }
-            stack.enter_context(alone(path, "choose another out"))
-            plain = stack.enter_context(plain_while_written(path))
-            provenance = subject.provenance(prepared.device)
-            writer = stack.enter_context(certificates_writer(plain, settings, provenance))
+            file = stack.enter_context(_opened_file(path, Subject.of(smoothed, name), source, prepared, some))
         bar = stack.enter_context(terminal_bar(MofNCompleteColumn(), TimeRemainingColumn(), shown=progress))
         task = bar.add_task("certify", total=source.inputs)
-        existing, recorded = {} if writer is None else {row.index: row for row in writer.done}, False
         for inputs, labels in chain(first, batches):
-            indices = list(range(position, position + len(inputs)))
-            rows = {index: existing[index] for index in indices if index in existing}
-            seeds = noise_seeds(inputs, prepared.recipe.seed, indices if source.ordered else None)
-            known = _checked_labels(labels, len(inputs), prepared.counter.num_classes, rows, position)
-            if writer is not None and labels is None:
-                raise RequestError("data: expected batches (inputs, labels) for a certificates file, got inputs alone")
-            for part in in_parts([i for i in indices if i not in rows], images_at_once(prepared.recipe)):
-                places = [index - position for index in part]
-                of_part = [known[i] for i in places], part, [seeds[i] for i in places]
-                fresh = prepared.rows(inputs[places], *of_part, time.perf_counter())
-                rows |= {row.index: row for row in fresh}
-                if writer is not None:
-                    if not recorded:  # before the first new row, and only if there is one
-                        update_provenance(writer.path, provenance, more=True)
-                        recorded = True
-                    writer.append(fresh)
+            indices = range(position, position + len(inputs))
+            rows = _certified_rows(prepared, inputs, labels, indices, source.ordered, file)
             position += len(inputs)
             bar.update(task, completed=position)
             yield CertificateBatch.of(
@@ -233,6 +209,63 @@ def _stream(
                 labels=labels,
                 indices=indices if source.ordered else None,
             )
+
+
+class _File:
+    """The certificates file of a stream: the rows that it already has, and a writer of new ones."""
+
+    def __init__(self, writer: ResultWriter[CertifiedImage], provenance: Mapping[str, Any]) -> None:
+        self.writer, self.provenance, self.changed = writer, provenance, False
+        self.existing = {row.index: row for row in writer.done}
+
+    def append(self, rows: Sequence[CertifiedImage]) -> None:
+        """Add rows; before the first of them, versions and hardware are recorded if they have changed."""
+        if not self.changed:
+            update_provenance(self.writer.path, self.provenance, more=True)
+            self.changed = True
+        self.writer.append(rows)
+
+
+@contextmanager
+def _opened_file(path: Path, subject: Subject, source: Batches, prepared: Prepared, some: Tensor) -> Iterator[_File]:
+    """Open or resume the file `path`, which `some` of the inputs [n, ...] identify together with its settings."""
+    settings = {
+        **subject.about(some, prepared.device, prepared.recipe.batch_size),
+        **{"dataset": source.name, "split": source.split, "images_sha256": tensors_digest({"inputs": some})},
+        **prepared.settings(subject.classifier),
+    }
+    provenance = subject.provenance(prepared.device)
+    with (
+        alone(path, "choose another out"),
+        plain_while_written(path) as plain,
+        certificates_writer(plain, settings, provenance) as writer,
+    ):
+        yield _File(writer, provenance)
+
+
+def _certified_rows(
+    prepared: Prepared,
+    inputs: Tensor,
+    labels: Tensor | None,
+    indices: Sequence[int],
+    ordered: bool,
+    file: _File | None,
+) -> dict[int, CertifiedImage]:
+    """The rows of one batch, by index: those that the file has, and new ones, which are written to it."""
+    if file is not None and labels is None:
+        raise RequestError("data: expected batches (inputs, labels) for a certificates file, got inputs alone")
+    existing = {} if file is None else file.existing
+    rows = {index: existing[index] for index in indices if index in existing}
+    seeds = noise_seeds(inputs, prepared.recipe.seed, indices if ordered else None)
+    known = _checked_labels(labels, len(inputs), prepared.counter.num_classes, rows, indices[0])
+    for part in in_parts([index for index in indices if index not in rows], images_at_once(prepared.recipe)):
+        places = [index - indices[0] for index in part]
+        of_part = [known[i] for i in places], part, [seeds[i] for i in places]
+        fresh = prepared.rows(inputs[places], *of_part, time.perf_counter())
+        rows |= {row.index: row for row in fresh}
+        if file is not None:
+            file.append(fresh)
+    return rows
 
 
 def _checked_labels(
