@@ -9,7 +9,7 @@ import hashlib
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,30 +129,37 @@ def _unpack_official(split: Split, folder: Path, urls: Sequence[str]) -> None:
 
 def _unpack(archive: Path, folder: Path) -> None:
     """Extract the six binary files of `archive` into `folder`, each as a whole or not at all, and nothing else."""
-    wanted = {f"{FOLDER}/{name}" for names in BATCHES.values() for name in names}
+    names = sorted(name for batch in BATCHES.values() for name in batch)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".cifar-10-") as temporary:
         try:
             with tarfile.open(archive, "r:gz") as tar:
-                for member in tar:
-                    if member.name in wanted and member.isreg() and not member.issparse():
-                        if member.size > MOST_BYTES:
-                            raise tarfile.TarError(f"{member.name} of {member.size:,} bytes, at most {MOST_BYTES:,}")
-                        # `extract` is safe only with a filter, which Python 3.11.3 and older lack.
-                        content = tar.extractfile(member)
-                        assert content is not None  # a regular file has content
-                        with content, (Path(temporary) / Path(member.name).name).open("wb") as file:
-                            shutil.copyfileobj(content, file)
+                _extract(tar, {f"{FOLDER}/{name}" for name in names}, Path(temporary))
         except Exception as error:  # a damaged archive can fail in nearly any way
             if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
                 raise
             problem = error_line(error)
             raise WorkError(f"{archive}: expected a whole tar.gz archive, found: {problem}; delete it") from error
-        unpacked = [Path(temporary) / Path(name).name for name in sorted(wanted)]
-        if absent := [path.name for path in unpacked if not path.is_file()]:
+        if absent := [name for name in names if not (Path(temporary) / name).is_file()]:
             raise WorkError(f"{archive}: expected it to hold {FOLDER}, found no {', '.join(absent)}; delete it")
         (folder / FOLDER).mkdir(exist_ok=True)
-        for path in unpacked:
-            path.replace(folder / FOLDER / path.name)
+        for name in names:
+            (Path(temporary) / name).replace(folder / FOLDER / name)
+
+
+def _extract(tar: tarfile.TarFile, wanted: Collection[str], folder: Path) -> None:
+    """Write the regular files `wanted` of an archive into `folder`; one above MOST_BYTES is refused.
+
+    `tar.extract` is safe only with a filter, which Python 3.11.3 and older lack.
+    """
+    for member in tar:
+        if member.name not in wanted or not member.isreg() or member.issparse():
+            continue
+        if member.size > MOST_BYTES:
+            raise tarfile.TarError(f"{member.name} of {member.size:,} bytes, at most {MOST_BYTES:,}")
+        content = tar.extractfile(member)
+        assert content is not None  # a regular file has content
+        with content, (folder / Path(member.name).name).open("wb") as file:
+            shutil.copyfileobj(content, file)
 
 
 def _absent(folder: Path, reason: str) -> RequestError:
