@@ -1,4 +1,4 @@
-"""Half-spaces as subjects of the analyses; small run folders."""
+"""Half-spaces as runs that the analyses compare; small run folders."""
 
 from pathlib import Path
 
@@ -6,19 +6,19 @@ import pytest
 import torch
 from half_space import SCORES, SIGMA, HalfSpace, untrained_run
 
-from smoothcert.analysis.compared_runs import Subject, Subjects
+from smoothcert.analysis.compared_runs import ComparedRun, ComparedRuns
 from smoothcert.data import ImageData
 from smoothcert.noise import Gaussian
 
 
 @pytest.fixture(scope="session")
-def half_spaces() -> Subjects:
+def half_spaces() -> ComparedRuns:
     """Two half-spaces with the same boundary, the second three times as steep, on four grey images."""
     greys = torch.tensor([255 * (0.5 + score / 4) for score in SCORES]).round().to(torch.uint8)
     images = greys.view(-1, 1, 1, 1).expand(-1, 1, 4, 4).clone()
     data = ImageData(images, torch.ones(len(SCORES), dtype=torch.int64), 2, "greys", "test")
-    runs = (Subject("flat", HalfSpace(1.0), "flat"), Subject("steep", HalfSpace(3.0), "steep"))
-    return Subjects(runs, data, Gaussian(SIGMA), torch.device("cpu"))
+    runs = (ComparedRun("flat", HalfSpace(1.0), "flat"), ComparedRun("steep", HalfSpace(3.0), "steep"))
+    return ComparedRuns(runs, data, Gaussian(SIGMA), torch.device("cpu"))
 
 
 @pytest.fixture(scope="session")

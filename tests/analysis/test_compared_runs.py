@@ -11,11 +11,11 @@ from PIL import Image
 
 from smoothcert.analysis.compared_runs import (
     NOISE_BLOCK,
-    Subjects,
+    ComparedRuns,
     UnrestrictedAttack,
     adversarial_examples,
     default_attack,
-    load_subjects,
+    load_compared_runs,
     names_of,
     smoothed,
 )
@@ -28,12 +28,12 @@ CPU = torch.device("cpu")
 
 
 def test_runs_are_loaded_with_their_noise_and_names(two_runs: list[Path]) -> None:
-    subjects = load_subjects(two_runs, CPU)
-    assert [run.name for run in subjects.runs] == ["run0", "run1"]
-    assert subjects.title == "MNIST sample, tiny"
-    assert (subjects.noise.sigma, subjects.data.name, subjects.data.split) == (0.5, "mnist-sample", "test")
-    assert load_subjects(two_runs, CPU, sigma=0.25).noise.sigma == 0.25
-    first, second = (run.classifier(torch.zeros(1, 1, 28, 28)) for run in subjects.runs)
+    compared = load_compared_runs(two_runs, CPU)
+    assert [run.name for run in compared.runs] == ["run0", "run1"]
+    assert compared.title == "MNIST sample, tiny"
+    assert (compared.noise.sigma, compared.data.name, compared.data.split) == (0.5, "mnist-sample", "test")
+    assert load_compared_runs(two_runs, CPU, sigma=0.25).noise.sigma == 0.25
+    first, second = (run.classifier(torch.zeros(1, 1, 28, 28)) for run in compared.runs)
     assert not torch.equal(first, second)
 
 
@@ -50,22 +50,22 @@ def test_runs_that_do_not_compare_are_refused(
 ) -> None:
     other = untrained_run(tmp_path / "other", **change)
     with pytest.raises(RequestError, match=message):
-        load_subjects([*two_runs, other], CPU)
+        load_compared_runs([*two_runs, other], CPU)
 
 
 def test_runs_of_several_data_sets_compare_on_a_given_one(two_runs: list[Path], tmp_path: Path) -> None:
     """Both are digits; images of another shape are refused."""
     other = untrained_run(tmp_path / "other", dataset="mnist")
-    subjects = load_subjects([other, *two_runs], CPU, dataset="mnist-sample")
-    assert (len(subjects.runs), subjects.data.name) == (3, "mnist-sample")
+    compared = load_compared_runs([other, *two_runs], CPU, dataset="mnist-sample")
+    assert (len(compared.runs), compared.data.name) == (3, "mnist-sample")
     np.savez(tmp_path / "small.npz", images=np.zeros((2, 8, 8), np.uint8), labels=np.arange(2))
     with pytest.raises(RequestError, match="its model takes images"):
-        load_subjects([other, *two_runs], CPU, dataset=f"npz:{tmp_path / 'small.npz'}")
+        load_compared_runs([other, *two_runs], CPU, dataset=f"npz:{tmp_path / 'small.npz'}")
 
 
 def test_runs_of_several_sigmas_compare_at_a_given_one(two_runs: list[Path], tmp_path: Path) -> None:
     other = untrained_run(tmp_path / "other", sigma=1.0)
-    assert load_subjects([*two_runs, other], CPU, sigma=0.5).noise.sigma == 0.5
+    assert load_compared_runs([*two_runs, other], CPU, sigma=0.5).noise.sigma == 0.5
 
 
 def test_runs_of_one_folder_compare_however_its_path_is_written(
@@ -81,7 +81,7 @@ def test_runs_of_one_folder_compare_however_its_path_is_written(
     for run in runs:
         assert load_run(run).reading("folder:photos") == {"image_size": 28, "channels": 1}
         assert load_run(run).reading("mnist") == {}
-    data = load_subjects(runs, CPU).data
+    data = load_compared_runs(runs, CPU).data
     assert (data.shape, len(data)) == ((1, 28, 28), 10)
 
 
@@ -98,11 +98,11 @@ def test_the_default_attack_is_that_of_the_paper(sigma: float, expected: tuple[i
     assert default_attack(mnist.load_sample("test"), sigma) == expected
 
 
-def test_other_data_are_attacked_as_cifar10(half_spaces: Subjects) -> None:
+def test_other_data_are_attacked_as_cifar10(half_spaces: ComparedRuns) -> None:
     assert default_attack(half_spaces.data, 0.5) == (4, 1.0)
 
 
-def test_noise_depends_on_image_seed_and_stage_alone(half_spaces: Subjects) -> None:
+def test_noise_depends_on_image_seed_and_stage_alone(half_spaces: ComparedRuns) -> None:
     def noise(indices: list[int], n: int = 50, seed: int = 0, stage: str = "estimate") -> torch.Tensor:
         return torch.cat(list(half_spaces.noise_blocks(indices, n, seed, stage)))  # type: ignore[arg-type]
 
@@ -116,7 +116,7 @@ def test_noise_depends_on_image_seed_and_stage_alone(half_spaces: Subjects) -> N
     assert len(flat.unique()) > 0.99 * len(flat)
 
 
-def test_smoothed_is_the_mean_over_noises(half_spaces: Subjects) -> None:
+def test_smoothed_is_the_mean_over_noises(half_spaces: ComparedRuns) -> None:
     images, _ = half_spaces.images([0, 1])
     blocks = list(half_spaces.noise_blocks([0, 1], 50, 0, "estimate"))
     network = half_spaces.runs[0].classifier
@@ -129,7 +129,7 @@ def test_smoothed_is_the_mean_over_noises(half_spaces: Subjects) -> None:
         assert votes[i].tolist() == [chosen.count(0) / 50, chosen.count(1) / 50]
 
 
-def test_adversarial_examples_are_the_last_iterates(half_spaces: Subjects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adversarial_examples_are_the_last_iterates(half_spaces: ComparedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     attack = UnrestrictedAttack(steps=2, step_size=0.4, num_noise=8)
     run = half_spaces.runs[1]
     images, labels = half_spaces.images([0, 1, 3])

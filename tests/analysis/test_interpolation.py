@@ -10,7 +10,7 @@ import pytest
 from half_space import SCORES, SIGMA
 from scipy.special import expit, ndtr
 
-from smoothcert.analysis.compared_runs import Subjects, UnrestrictedAttack, smoothed
+from smoothcert.analysis.compared_runs import ComparedRuns, UnrestrictedAttack, smoothed
 from smoothcert.analysis.interpolation import (
     SHOWN,
     Interpolation,
@@ -25,7 +25,7 @@ ATTACK = UnrestrictedAttack(steps=3, step_size=0.25, num_noise=8)
 
 
 @pytest.fixture(scope="module")
-def found(half_spaces: Subjects) -> Interpolation:
+def found(half_spaces: ComparedRuns) -> Interpolation:
     return interpolate(half_spaces, INDEX, ATTACK, points=16, num_noise=N)
 
 
@@ -81,7 +81,7 @@ def test_a_third_class_may_overtake_first(found: Interpolation) -> None:
     assert "2" in [text.get_text() for text in axes.texts]
 
 
-def test_the_other_class_is_never_the_label(half_spaces: Subjects) -> None:
+def test_the_other_class_is_never_the_label(half_spaces: ComparedRuns) -> None:
     withstands = interpolate(half_spaces, 3, ATTACK, points=2, num_noise=20)
     for line in withstands.lines:
         assert line.confidence[-1].argmax() == withstands.label == 1
@@ -89,7 +89,7 @@ def test_the_other_class_is_never_the_label(half_spaces: Subjects) -> None:
         assert withstands.crossing(line) is None
 
 
-def test_the_line_is_evaluated_under_fresh_noise(half_spaces: Subjects) -> None:
+def test_the_line_is_evaluated_under_fresh_noise(half_spaces: ComparedRuns) -> None:
     images, _ = half_spaces.images([INDEX])
     found = interpolate(half_spaces, INDEX, ATTACK, points=2, num_noise=30, seed=4)
     for line, run in zip(found.lines, half_spaces.runs, strict=True):
@@ -99,7 +99,7 @@ def test_the_line_is_evaluated_under_fresh_noise(half_spaces: Subjects) -> None:
         np.testing.assert_allclose(line.votes[0], votes[0], atol=1e-6)
 
 
-def test_points_in_parts_change_nothing(half_spaces: Subjects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_in_parts_change_nothing(half_spaces: ComparedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = interpolate(half_spaces, INDEX, ATTACK, points=5, num_noise=30)
     monkeypatch.setattr("smoothcert.analysis.compared_runs.default_batch_size", lambda *of: 40)
     parts = interpolate(half_spaces, INDEX, ATTACK, points=5, num_noise=30)
@@ -122,7 +122,7 @@ def test_csv_and_figure(found: Interpolation) -> None:
         assert found.lines[0].confidence[:, c].tolist() in curves
 
 
-def test_wrong_requests(half_spaces: Subjects) -> None:
+def test_wrong_requests(half_spaces: ComparedRuns) -> None:
     with pytest.raises(RequestError, match="points: expected 2 to 1,000,000"):
         interpolate(half_spaces, 0, ATTACK, points=1)
     with pytest.raises(RequestError, match="step-size: expected a number > 0, got 0"):

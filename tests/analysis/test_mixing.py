@@ -9,7 +9,7 @@ import torch
 from half_space import SCORES
 from torch import Tensor
 
-from smoothcert.analysis.compared_runs import Subjects, UnrestrictedAttack
+from smoothcert.analysis.compared_runs import ComparedRuns, UnrestrictedAttack
 from smoothcert.analysis.mixing import (
     GRID,
     HALVINGS,
@@ -64,7 +64,7 @@ def test_images_that_have_changed_are_not_looked_at_again() -> None:
 
 
 @pytest.fixture(scope="module")
-def mixing(half_spaces: Subjects) -> Mixing:
+def mixing(half_spaces: ComparedRuns) -> Mixing:
     return mixing_ratios(half_spaces, range(4), ATTACK, num_noise=200)
 
 
@@ -76,13 +76,13 @@ def test_ratios_of_half_spaces(mixing: Mixing) -> None:
         assert (run.wrong_from_the_start, run.never_changes) == (0.25, 0.25)
 
 
-def test_an_image_does_not_depend_on_its_neighbours(mixing: Mixing, half_spaces: Subjects) -> None:
+def test_an_image_does_not_depend_on_its_neighbours(mixing: Mixing, half_spaces: ComparedRuns) -> None:
     # Image 2 is wrong from the start: those after it move up in what is left to look at.
     after = mixing_ratios(half_spaces, [2, 1], ATTACK, num_noise=200)
     assert [run.ratio[1] for run in after.runs] == [run.ratio[1] for run in mixing.runs]
 
 
-def test_progress_counts_the_images_of_each_run(half_spaces: Subjects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_the_images_of_each_run(half_spaces: ComparedRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("smoothcert.analysis.compared_runs.default_batch_size", lambda *of: 40)
     seen: list[tuple[str, int]] = []
     mixing_ratios(half_spaces, [0, 1, 2], ATTACK, num_noise=20, on_progress=lambda *at: seen.append(at))
@@ -108,7 +108,7 @@ def test_csv_and_figure(mixing: Mixing) -> None:
     ]
 
 
-def test_wrong_requests(half_spaces: Subjects) -> None:
+def test_wrong_requests(half_spaces: ComparedRuns) -> None:
     with pytest.raises(RequestError, match="at least one image"):
         mixing_ratios(half_spaces, [], ATTACK)
     with pytest.raises(RequestError, match="n: expected 1 to"):

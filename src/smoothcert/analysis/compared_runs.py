@@ -39,7 +39,7 @@ LARGEST_LENGTH = 10**6
 
 
 @dataclass(frozen=True)
-class Subject:
+class ComparedRun:
     """A run under analysis: a distinct name, its network in float32 and eval mode on the device, its label."""
 
     name: str
@@ -48,10 +48,10 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Subjects:
+class ComparedRuns:
     """Runs that take the same images and are smoothed by the same noise."""
 
-    runs: tuple[Subject, ...]
+    runs: tuple[ComparedRun, ...]
     data: Images
     noise: Noise
     device: torch.device
@@ -120,7 +120,7 @@ def refuse_outside(name: str, value: float, least: int = 1, most: int = MOST_NOI
         raise RequestError(f"{name}: expected {least} to {most:,}, got {value}")
 
 
-def load_subjects(
+def load_compared_runs(
     folders: Sequence[Path],
     device: torch.device,
     *,
@@ -129,7 +129,7 @@ def load_subjects(
     image_size: int | None = None,
     load: DatasetReader | None = None,
     code: str | None = None,
-) -> Subjects:
+) -> ComparedRuns:
     """The runs in `folders`, all on the test images of `dataset`, by default of their training, under one noise.
 
     `sigma` is by default the one that the runs were trained with. Runs of another noise than the first are refused, and
@@ -157,10 +157,10 @@ def load_subjects(
     recipes = {name: run.recipe.model_dump(mode="json") for name, run in named.items()}
     labels = labels_of([NamedRun(name, run.recipe.method, recipes[name], (level, "")) for name, run in named.items()])
     ready = tuple(
-        Subject(name, at_precision(run.model, "fp32", device, run.spec.shape), labels[name])
+        ComparedRun(name, at_precision(run.model, "fp32", device, run.spec.shape), labels[name])
         for name, run in named.items()
     )
-    return Subjects(ready, images, NOISES[first.noise](level), device, shared_network(recipes.values()))
+    return ComparedRuns(ready, images, NOISES[first.noise](level), device, shared_network(recipes.values()))
 
 
 def _refuse_other(runs: Sequence[Run], key: str, remedy: str) -> None:
@@ -209,7 +209,7 @@ def smoothed(classifier: Classifier, images: Tensor, noise: Iterable[Tensor]) ->
 
 
 def adversarial_examples(
-    subjects: Subjects, run: Subject, indices: Sequence[int], attack: UnrestrictedAttack, seed: int
+    compared: ComparedRuns, run: ComparedRun, indices: Sequence[int], attack: UnrestrictedAttack, seed: int
 ) -> Tensor:
     """The unrestricted adversarial example of each image for `run`, [k, c, h, w] in [0, 1].
 
@@ -218,8 +218,8 @@ def adversarial_examples(
     at_once = max(1, GRADIENT_BATCH // attack.num_noise)
     moved = []
     for part in in_parts(indices, at_once):
-        images, labels = subjects.images(part)
-        noise = torch.cat(list(subjects.noise_blocks(part, attack.num_noise, seed, "select")))
+        images, labels = compared.images(part)
+        noise = torch.cat(list(compared.noise_blocks(part, attack.num_noise, seed, "select")))
         iterates = smoothed_pgd(
             run.classifier, images, labels, noise, steps=attack.steps, step_size=attack.step_size, max_norm=None
         )

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from smoothcert.analysis.compared_runs import (
-    Subject,
-    Subjects,
+    ComparedRun,
+    ComparedRuns,
     UnrestrictedAttack,
     adversarial_examples,
     refuse_outside,
@@ -57,7 +57,7 @@ class Line:
 class Interpolation:
     """Confidences between an image and its adversarial examples, one for each run."""
 
-    subjects: Subjects
+    compared: ComparedRuns
     index: int
     label: int
     ratios: Floats
@@ -83,7 +83,7 @@ class Interpolation:
 
 
 def interpolate(
-    subjects: Subjects,
+    compared: ComparedRuns,
     index: int,
     attack: UnrestrictedAttack,
     *,
@@ -99,32 +99,32 @@ def interpolate(
     """
     refuse_outside("points", points, 2)
     refuse_outside("n", num_noise)
-    _, labels = subjects.images([index])
-    ratios = torch.linspace(0, 1, points, device=subjects.device)
+    _, labels = compared.images([index])
+    ratios = torch.linspace(0, 1, points, device=compared.device)
     lines = []
-    for run in subjects.runs:
-        lines.append(_line(subjects, run, index, attack, ratios, num_noise, seed))
+    for run in compared.runs:
+        lines.append(_line(compared, run, index, attack, ratios, num_noise, seed))
         on_progress(len(lines))
     grid = ratios.double().cpu().numpy()
-    return Interpolation(subjects, index, int(labels[0]), grid, tuple(lines), num_noise)
+    return Interpolation(compared, index, int(labels[0]), grid, tuple(lines), num_noise)
 
 
 def _line(
-    subjects: Subjects,
-    run: Subject,
+    compared: ComparedRuns,
+    run: ComparedRun,
     index: int,
     attack: UnrestrictedAttack,
     ratios: Tensor,
     num_noise: int,
     seed: int,
 ) -> Line:
-    images, labels = subjects.images([index])
-    adversarial = adversarial_examples(subjects, run, [index], attack, seed)
+    images, labels = compared.images([index])
+    adversarial = adversarial_examples(compared, run, [index], attack, seed)
     offset = adversarial - images
     confidence, votes = [], []
-    at_once = subjects.images_at_once()
+    at_once = compared.images_at_once()
     for part in torch.split(ratios, at_once):
-        noise = subjects.noise_blocks([index], num_noise, seed, "estimate")
+        noise = compared.noise_blocks([index], num_noise, seed, "estimate")
         mean, share = smoothed(run.classifier, images + part.view(-1, 1, 1, 1) * offset, noise)
         confidence.append(mean)
         votes.append(share)
@@ -161,9 +161,9 @@ def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> 
 
     A third class that is ahead of both somewhere is drawn thin. With `votes`, dotted lines show the share of votes.
     """
-    lines, subjects = interpolation.lines, interpolation.subjects
+    lines, compared = interpolation.lines, interpolation.compared
     figure = new_figure(5.4, 0.5 + 3.6 * len(lines))
-    title = f"{subjects.title}, test image {interpolation.index}, σ = {subjects.noise.sigma:g}"
+    title = f"{compared.title}, test image {interpolation.index}, σ = {compared.noise.sigma:g}"
     figure.suptitle(title, fontsize=TITLE_SIZE)
     for part, line in zip(figure.subfigures(len(lines), 1, squeeze=False).ravel(), lines, strict=True):
         curve, strip, added = part.subplots(3, 1, gridspec_kw={"height_ratios": [3.6, 1, 1]})
@@ -202,7 +202,7 @@ def _draw_curves(axes: Axes, whole: Interpolation, line: Line, votes: bool) -> N
     axes.set_yticks(np.linspace(0, 1, 6))
     axes.set_ylabel("smoothed confidence (dotted: votes)" if votes else "smoothed confidence")
     axes.set_xlabel(f"mixing ratio (0: the image; 1: adversarial example, L2 distance {line.distance:.2f})")
-    axes.set_title(whole.subjects.labels[line.run], fontsize=TITLE_SIZE, loc="left")
+    axes.set_title(whole.compared.labels[line.run], fontsize=TITLE_SIZE, loc="left")
 
 
 def _draw_class(axes: Axes, whole: Interpolation, line: Line, c: int, name: str, colour: str, style: Any) -> None:

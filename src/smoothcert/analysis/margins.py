@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from smoothcert.analysis.compared_runs import LARGEST_SEED, Subjects, refuse_outside
+from smoothcert.analysis.compared_runs import LARGEST_SEED, ComparedRuns, refuse_outside
 from smoothcert.certification.columns import Floats
 from smoothcert.classifier import evaluating, logits_of
 from smoothcert.io.text import csv_text
@@ -22,7 +22,7 @@ BINS = 60
 class Margins:
     """log F_y(x + delta) - max_{c != y} log F_c(x + delta) at one image x with label y."""
 
-    subjects: Subjects
+    compared: ComparedRuns
     index: int
     label: int
     values: dict[str, Floats]
@@ -44,22 +44,22 @@ def margins_of(logits: Tensor, label: int) -> Tensor:
 
 
 @torch.no_grad()
-def margins_under_noise(subjects: Subjects, index: int, n: int = 10_000, seed: int = 0) -> Margins:
+def margins_under_noise(compared: ComparedRuns, index: int, n: int = 10_000, seed: int = 0) -> Margins:
     """Margins of the test image `index` under `n` noises, the same ones for every run."""
     refuse_outside("n", n)
     refuse_outside("seed", seed, 0, LARGEST_SEED)
-    images, labels = subjects.images([index])
+    images, labels = compared.images([index])
     label = int(labels[0])
-    generator = torch.Generator(subjects.device).manual_seed(seed)
-    batch = default_batch_size(subjects.device, subjects.data.shape)
-    margins: dict[str, list[Tensor]] = {run.name: [] for run in subjects.runs}
+    generator = torch.Generator(compared.device).manual_seed(seed)
+    batch = default_batch_size(compared.device, compared.data.shape)
+    margins: dict[str, list[Tensor]] = {run.name: [] for run in compared.runs}
     for start in range(0, n, batch):
-        noisy = images + subjects.noise.sample((min(batch, n - start), *subjects.data.shape), generator)
-        for run in subjects.runs:
+        noisy = images + compared.noise.sample((min(batch, n - start), *compared.data.shape), generator)
+        for run in compared.runs:
             with evaluating(run.classifier):
                 margins[run.name].append(margins_of(logits_of(run.classifier(noisy)).double(), label).cpu())
     values = {name: torch.cat(parts).numpy() for name, parts in margins.items()}
-    return Margins(subjects, index, label, values)
+    return Margins(compared, index, label, values)
 
 
 def margins_csv(margins: Margins) -> str:
@@ -70,8 +70,8 @@ def margins_csv(margins: Margins) -> str:
 
 def draw_margins(margins: Margins) -> Figure:
     """Histograms on common bins, the misclassified side shaded, each label with its share below 0."""
-    subjects, labels = margins.subjects, margins.subjects.labels
-    title = f"{subjects.title}, test image {margins.index} (class {margins.label}), σ = {subjects.noise.sigma:g}"
+    compared, labels = margins.compared, margins.compared.labels
+    title = f"{compared.title}, test image {margins.index} (class {margins.label}), σ = {compared.noise.sigma:g}"
     x = "log-probability of the label minus that of the best other class"
     figure, axes = one_panel(5.2, 3.2, title, x, "share of noises (%)")
     everything = np.concatenate(list(margins.values.values()))

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from smoothcert.analysis.compared_runs import (
-    Subject,
-    Subjects,
+    ComparedRun,
+    ComparedRuns,
     UnrestrictedAttack,
     adversarial_examples,
     refuse_outside,
@@ -60,7 +60,7 @@ class Ratios:
 class Mixing:
     """Equal-confidence mixing ratios of several runs on the same images."""
 
-    subjects: Subjects
+    compared: ComparedRuns
     indices: tuple[int, ...]
     runs: tuple[Ratios, ...]
 
@@ -90,7 +90,7 @@ def first_change(ahead: Ahead, images: int, device: torch.device) -> Tensor:
 
 
 def mixing_ratios(
-    subjects: Subjects,
+    compared: ComparedRuns,
     indices: Sequence[int],
     attack: UnrestrictedAttack,
     *,
@@ -107,26 +107,31 @@ def mixing_ratios(
     if not indices:
         raise RequestError("expected at least one image, got none")
     results = []
-    at_once = subjects.images_at_once()
-    for run in subjects.runs:
+    at_once = compared.images_at_once()
+    for run in compared.runs:
         parts = []
         for part in in_parts(indices, at_once):
-            parts.append(_of_images(subjects, run, part, attack, num_noise, seed))
+            parts.append(_of_images(compared, run, part, attack, num_noise, seed))
             on_progress(run.name, sum(len(ratio) for ratio, _ in parts))
         ratio, distance = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         results.append(Ratios(run.name, ratio, distance))
-    return Mixing(subjects, tuple(indices), tuple(results))
+    return Mixing(compared, tuple(indices), tuple(results))
 
 
 def _of_images(
-    subjects: Subjects, run: Subject, indices: Sequence[int], attack: UnrestrictedAttack, num_noise: int, seed: int
+    compared: ComparedRuns,
+    run: ComparedRun,
+    indices: Sequence[int],
+    attack: UnrestrictedAttack,
+    num_noise: int,
+    seed: int,
 ) -> tuple[Floats, Floats]:
-    images, labels = subjects.images(indices)
-    offsets = adversarial_examples(subjects, run, indices, attack, seed) - images
+    images, labels = compared.images(indices)
+    offsets = adversarial_examples(compared, run, indices, attack, seed) - images
 
     def ahead(positions: Tensor, ratios: Tensor) -> Tensor:
         points = images[positions] + ratios.float().view(-1, 1, 1, 1) * offsets[positions]
-        noise = subjects.noise_blocks([indices[i] for i in positions.tolist()], num_noise, seed, "estimate")
+        noise = compared.noise_blocks([indices[i] for i in positions.tolist()], num_noise, seed, "estimate")
         confidence, _ = smoothed(run.classifier, points, noise)
         label = labels[positions].unsqueeze(1)
         others = confidence.scatter(1, label, -1.0).amax(1)
@@ -151,10 +156,10 @@ def draw_mixing(mixing: Mixing) -> Figure:
     """The share of images whose prediction is wrong at or before each ratio: from the error rate to all but those that
     are right at every ratio."""
     images = f"{len(mixing.indices):,} test images"
-    title = f"{mixing.subjects.title}, {images}, σ = {mixing.subjects.noise.sigma:g} (lower is better)"
+    title = f"{mixing.compared.title}, {images}, σ = {mixing.compared.noise.sigma:g} (lower is better)"
     x, y = "mixing ratio toward the adversarial example", "wrong prediction (% of images)"
     figure, axes = one_panel(5.4, 3.3, title, x, y)
-    labels = mixing.subjects.labels
+    labels = mixing.compared.labels
     looks = looks_of(labels.values())
     for run in mixing.runs:
         ratios = np.sort(run.ratio[np.isfinite(run.ratio)])

@@ -25,7 +25,7 @@ from smoothcert.training.run_folder import check_run_folder
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     from matplotlib.figure import Figure
 
-    from smoothcert.analysis.compared_runs import Subjects, UnrestrictedAttack
+    from smoothcert.analysis.compared_runs import ComparedRuns, UnrestrictedAttack
     from smoothcert.analysis.output import Output
 
 analyze = typer.Typer(
@@ -63,17 +63,17 @@ class Comparison(ImageOptions, FigureOptions):
     dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the runs' own")] = None
     device: Device = "auto"
 
-    def start(self, runs: list[Path], name: str) -> "tuple[Subjects, Output]":
+    def start(self, runs: list[Path], name: str) -> "tuple[ComparedRuns, Output]":
         """Return the runs, and the files of the analysis `name`, which are checked first."""
         for run in runs:
             check_run_folder(run)
         refuse_absent_data(self.dataset)
-        from smoothcert.analysis.compared_runs import load_subjects
+        from smoothcert.analysis.compared_runs import load_compared_runs
         from smoothcert.distributed import find_device
         from smoothcert.report.progress import print_data_notes
 
         output, device = self.output(name), find_device(self.device)
-        subjects = load_subjects(
+        compared = load_compared_runs(
             *(runs, device),
             sigma=self.sigma,
             dataset=self.dataset,
@@ -81,8 +81,8 @@ class Comparison(ImageOptions, FigureOptions):
             load=self.load,
             code=self.model,
         )
-        print_data_notes(console, subjects.data)
-        return subjects, output
+        print_data_notes(console, compared.data)
+        return compared, output
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class Attack:
     ] = None
     num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32
 
-    def on(self, subjects: "Subjects") -> "UnrestrictedAttack":
+    def on(self, compared: "ComparedRuns") -> "UnrestrictedAttack":
         from smoothcert.analysis.compared_runs import UnrestrictedAttack, default_attack
 
-        usual_steps, usual_size = default_attack(subjects.data, subjects.noise.sigma)
+        usual_steps, usual_size = default_attack(compared.data, compared.noise.sigma)
         steps = usual_steps if self.steps is None else self.steps
         return UnrestrictedAttack(steps, usual_size if self.step_size is None else self.step_size, self.num_noise)
 
@@ -111,10 +111,10 @@ def margins(
     comparison: Comparison,
 ) -> None:
     """Log-probability margins of one test image under noise: histograms of several runs."""
-    subjects, output = comparison.start(runs, "margins")
+    compared, output = comparison.start(runs, "margins")
     from smoothcert.analysis.margins import draw_margins, margins_csv, margins_under_noise
 
-    result = margins_under_noise(subjects, index, n, comparison.seed)
+    result = margins_under_noise(compared, index, n, comparison.seed)
     shares = {run: f"{result.share_below_zero(run):.2%}" for run in result.values}
     rows = [[run, shares[run], f"{values.mean():.3f}"] for run, values in result.values.items()]
     show_table(["run", "margin below 0", "mean margin"], rows)
@@ -132,14 +132,14 @@ def interpolate(
     comparison: Comparison,
 ) -> None:
     """Draw the confidence on the line from a test image to its adversarial example, and images on it."""
-    subjects, output = comparison.start(runs, "interpolation")
+    compared, output = comparison.start(runs, "interpolation")
     from smoothcert.analysis.interpolation import draw_interpolation, interpolation_csv
     from smoothcert.analysis.interpolation import interpolate as walk
     from smoothcert.report.progress import counting_bar
 
     with counting_bar({"interpolate": len(runs)}) as show:
         result = walk(
-            *(subjects, index, attack.on(subjects)),
+            *(compared, index, attack.on(compared)),
             points=points,
             num_noise=n,
             seed=comparison.seed,
@@ -162,15 +162,15 @@ def mixing(
     comparison: Comparison,
 ) -> None:
     """Mix test images with their adversarial examples and draw the ratios at which the class changes."""
-    subjects, output = comparison.start(runs, "mixing")
+    compared, output = comparison.start(runs, "mixing")
     from smoothcert.analysis.mixing import draw_mixing, mixing_csv, mixing_ratios
     from smoothcert.certification.shards import Selection
     from smoothcert.report.progress import counting_bar
 
-    unrestricted, indices = attack.on(subjects), Selection(len(subjects.data), skip, max_images).indices
-    with counting_bar({f"mixing {run.name}": len(indices) for run in subjects.runs}) as show:
+    unrestricted, indices = attack.on(compared), Selection(len(compared.data), skip, max_images).indices
+    with counting_bar({f"mixing {run.name}": len(indices) for run in compared.runs}) as show:
         result = mixing_ratios(
-            *(subjects, indices, unrestricted),
+            *(compared, indices, unrestricted),
             num_noise=n,
             seed=comparison.seed,
             on_progress=lambda run, done: show(f"mixing {run}", done),
