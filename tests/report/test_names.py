@@ -8,16 +8,9 @@ from typing import Any
 import pytest
 
 from smoothcert.objectives import OBJECTIVES
+from smoothcert.report.labels import NamedRun, labels_of
 from smoothcert.report.looks import looks_of
-from smoothcert.report.names import (
-    METHODS,
-    NamedRun,
-    dataset_name,
-    labels_of,
-    meanings_in,
-    network_name,
-    setting_titles,
-)
+from smoothcert.report.names import METHODS, dataset_name, meanings_in, network_name, setting_titles
 
 LOW, HIGH = (0.5, "mnist"), (1.0, "mnist")
 PAPERS = [

@@ -20,8 +20,9 @@ from smoothcert.models.precision import at_precision
 from smoothcert.noise import NOISES, Noise
 from smoothcert.objectives import SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
+from smoothcert.report.labels import NamedRun, labels_of
 from smoothcert.report.locate import distinct_names
-from smoothcert.report.names import NamedRun, dataset_name, labels_of, shared_network
+from smoothcert.report.names import dataset_name, shared_network
 from smoothcert.report.style import plain
 from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
 from smoothcert.training.checkpoint import Run, load_runs

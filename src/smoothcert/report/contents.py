@@ -18,10 +18,10 @@ from smoothcert.report.further_tables import FurtherTable, constant_sentences, f
 from smoothcert.report.headline import STATISTICS, headlines
 from smoothcert.report.html_data import Gallery
 from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameters
+from smoothcert.report.labels import Panel, by_sigma, panels_of
 from smoothcert.report.layout import MOST_DECIMALS, Layout
 from smoothcert.report.locate import distinct_names, locate
 from smoothcert.report.metrics import TrainedRun, training_runs
-from smoothcert.report.names import Panel, by_sigma, panels_of
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import norm_of
 from smoothcert.report.published import Published, PublishedFor, comparison_notes, place_in_table, published_rows

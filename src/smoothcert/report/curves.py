@@ -18,8 +18,8 @@ from smoothcert.certification.attack_file import (
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.columns import Columns, Floats
 from smoothcert.io.compressed import result_files
+from smoothcert.report.labels import panels_of, scope_text
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.names import panels_of, scope_text
 from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
 from smoothcert.training.run_folder import run_of_certificates

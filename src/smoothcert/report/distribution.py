@@ -18,8 +18,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from scipy.special import ndtri
 
 from smoothcert.certification.columns import Floats
+from smoothcert.report.labels import panels_of, scope_text
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.names import panels_of, scope_text
 from smoothcert.report.protocol import noise_of
 from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary

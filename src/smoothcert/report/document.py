@@ -10,8 +10,8 @@ from smoothcert.io.text import did_you_mean, escape_markdown, one_line, some_of
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
 from smoothcert.report.html import html_page
+from smoothcert.report.labels import by_sigma, facts_of
 from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
-from smoothcert.report.names import by_sigma, facts_of
 from smoothcert.report.tables import CAPTION, RANKED_SEEDS, SEEDS_CAPTION
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"

@@ -20,9 +20,10 @@ from smoothcert.io.text import flattened, one_line, printable
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
 from smoothcert.report.html_data import curve_data, gallery_data
+from smoothcert.report.labels import by_sigma, facts_of
 from smoothcert.report.layout import Layout, comma_separated
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.names import by_sigma, facts_of, meanings_in
+from smoothcert.report.names import meanings_in
 from smoothcert.report.summary import Summary
 from smoothcert.training.run_folder import recipe_of_certificates
 

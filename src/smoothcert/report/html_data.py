@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.columns import Columns, Flags, Floats, Integers
 from smoothcert.io.text import one_line
+from smoothcert.report.labels import Panel, titles_of
 from smoothcert.report.looks import Look
-from smoothcert.report.names import Panel, titles_of
 from smoothcert.report.protocol import class_name, class_names_of
 from smoothcert.report.summary import Summary
 from smoothcert.smoothing.certificate import ABSTAIN

@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from smoothcert.report.labels import NamedRun
 from smoothcert.report.locate import distinct_names, read_recipe
-from smoothcert.report.names import NamedRun
 from smoothcert.report.summary import Summary
 from smoothcert.training.metrics import MEASUREMENTS, METRICS, Metrics, read_epochs
 from smoothcert.training.run_folder import run_of_certificates

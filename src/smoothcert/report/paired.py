@@ -13,7 +13,7 @@ import numpy as np
 from smoothcert.certification.columns import Floats
 from smoothcert.errors import RequestError
 from smoothcert.io.text import number_text
-from smoothcert.report.names import in_groups
+from smoothcert.report.labels import in_groups
 from smoothcert.report.summary import Summary, standard_error
 
 SIGNIFICANT = 2.0

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from smoothcert.io.text import one_line
+from smoothcert.report.labels import Panel, titles_of
 from smoothcert.report.looks import Look
-from smoothcert.report.names import Panel, meanings_in, titles_of
+from smoothcert.report.names import meanings_in
 
 GREY = "#666666"
 PALE = "#E6E6E6"

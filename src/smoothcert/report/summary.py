@@ -15,8 +15,8 @@ from smoothcert.certification.model_provenance import unfinished
 from smoothcert.data.datasets import DATASETS, published_name
 from smoothcert.errors import RequestError
 from smoothcert.io.text import counted
+from smoothcert.report.labels import NamedRun
 from smoothcert.report.locate import run_recipe
-from smoothcert.report.names import NamedRun
 from smoothcert.report.protocol import (
     ceiling_of,
     class_name,

@@ -9,16 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from smoothcert.report.hyperparameters import Sweep
+from smoothcert.report.labels import scope_text
 from smoothcert.report.looks import looks_of
-from smoothcert.report.names import (
-    MEANINGS,
-    METHODS,
-    dataset_name,
-    scope_text,
-    setting_name,
-    setting_text,
-    shared_network,
-)
+from smoothcert.report.names import MEANINGS, METHODS, dataset_name, setting_name, setting_text, shared_network
 from smoothcert.report.style import GREY, NOTE_SIZE, TITLE_SIZE, axes_grid, legend_below, plain, quiet_axes
 
 _SPREAD = 20

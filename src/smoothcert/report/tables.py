@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from smoothcert.report.further_tables import csv_columns, heading
+from smoothcert.report.labels import in_groups
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
-from smoothcert.report.names import in_groups, setting_titles, value_text
+from smoothcert.report.names import setting_titles, value_text
 from smoothcert.report.paired import Comparison, obstacles
 from smoothcert.report.published import Published, minus, published_below
 from smoothcert.report.seeds import SeedMean, exceeds
