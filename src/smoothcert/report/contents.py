@@ -156,26 +156,15 @@ class Contents:
 
 def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     """The contents of a report of `paths`; every file is read and checked, and nothing is written."""
-    chosen = None if choices.radii is None else _checked_radii(choices.radii)
-    located, uncertified = locate(paths)
-    named = describe([(name, _read(path)) for name, path in located], choices.described)
-    named = [_marked(name, file) for name, file in named]
-    names = distinct_names([path.name for path in uncertified], uncertified)
-    notes = [(NO_CERTIFICATES, name) for name in names]
-    notes += [(NO_IMAGES, name) for name, file in named if not file.rows]
-    whole = [(name, file) for name, file in named if file.rows] or named
-    if choices.same_images:  # the other runs would be cut to the few images of a trial
-        given = {path.resolve() for path in paths}
-        trials = [n for n, f in whole if f.path.resolve() not in given and any(_covers(other, f) for _, other in whole)]
-        notes += [(TRIAL, name) for name in trials]
-        whole = [(name, file) for name, file in whole if name not in trials]
+    radii = None if choices.radii is None else _checked_radii(choices.radii)
+    whole, notes = _reported_files(paths, choices)
     rows = {} if choices.published is None else published_rows(whole, choices.published)
     whole.sort(key=lambda run: place_in_table(rows.get(run[0])))
     files = cut_to_shared_images(whole) if choices.same_images else whole
-    if chosen is None:
-        chosen = sorted({radius for row in rows.values() for radius in row.accuracy_at})
-    columns = chosen or default_radii([file for _, file in files])
-    summaries = [summarize(file, name, columns) for name, file in files]
+    if radii is None:
+        radii = sorted({radius for row in rows.values() for radius in row.accuracy_at})
+    radii = radii or default_radii([file for _, file in files])
+    summaries = [summarize(file, name, radii) for name, file in files]
     differences = {s.name: _differences(s, every) for s, (_, every) in zip(summaries, whole, strict=True)}
     notes += [(text, name) for name, texts in differences.items() for text in texts]
     summaries = [replace(s, remarks=(*s.remarks, *differences[s.name])) for s in summaries]
@@ -201,6 +190,26 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
         sweeps=sweeps(summaries),
         latex=choices.latex,
     )
+
+
+def _reported_files(paths: Sequence[Path], choices: Choices) -> tuple[list[Named], list[tuple[str, str]]]:
+    """The files of `paths` that the report is about, and a note, with a name, for each run or file that is left out.
+
+    A file without rows is kept if no file has any: it is refused later.
+    """
+    located, uncertified = locate(paths)
+    named = describe([(name, _read(path)) for name, path in located], choices.described)
+    named = [_marked(name, file) for name, file in named]
+    names = distinct_names([path.name for path in uncertified], uncertified)
+    notes = [(NO_CERTIFICATES, name) for name in names]
+    notes += [(NO_IMAGES, name) for name, file in named if not file.rows]
+    files = [(name, file) for name, file in named if file.rows] or named
+    if choices.same_images:  # the other runs would be cut to the few images of a trial
+        given = {path.resolve() for path in paths}
+        trials = [n for n, f in files if f.path.resolve() not in given and any(_covers(other, f) for _, other in files)]
+        notes += [(TRIAL, name) for name in trials]
+        files = [(name, file) for name, file in files if name not in trials]
+    return files, notes
 
 
 def _marked(name: str, file: CertificatesFile) -> tuple[str, CertificatesFile]:
