@@ -178,12 +178,12 @@ def parse_columns(lines: Sequence[str], limits: RowLimits) -> Columns | None:
         seconds, radii = np.array(list(map(parse_seconds, times))), np.array(radius, dtype=np.float64)
     except (ValueError, OverflowError):
         return None
-    indices, labels, classes, right, first, fresh, counts = (_integers(cells[i::10]) for i in (0, 1, 2, 4, 6, 7, 8))
+    indices, labels, classes, correct, first, fresh, counts = (_integers(cells[i::10]) for i in (0, 1, 2, 4, 6, 7, 8))
     pairs = _integers(votes).reshape(-1, 2)
     rows = np.repeat(np.arange(len(lines)), [cell.count(":") for cell in votes])
     c = Columns(indices, labels, classes, radii, first, fresh, counts, first + fresh, rows, *pairs.T)
-    named = np.sort(rows * (LARGEST_CLASS + 1) + c.votes_class)
-    rights = (
+    row_and_class = np.sort(rows * (LARGEST_CLASS + 1) + c.votes_class)
+    conditions = (
         len(np.unique(c.index)) == len(c),
         _within(c.index, 0, LARGEST_INTEGER),
         _within(c.label, 0, LARGEST_CLASS),
@@ -195,13 +195,13 @@ def parse_columns(lines: Sequence[str], limits: RowLimits) -> Columns | None:
         _within(seconds, 0, LARGEST_INTEGER),
         _within(c.count, 0, c.n),
         ((c.radius >= 0) & np.isfinite(c.radius)).all(),
-        (right == (c.predict == c.label)).all(),
+        (correct == (c.predict == c.label)).all(),
         (np.bincount(rows, c.votes_number, len(c)) == c.n).all(),
-        (named[1:] != named[:-1]).all(),
+        (row_and_class[1:] != row_and_class[:-1]).all(),  # no row names a class twice
         (c.radius[c.predict == ABSTAIN] == 0).all(),
         ((c.votes_for(c.predict) == c.count) | (c.predict == ABSTAIN)).all(),
     )
-    return c if all(rights) and limits.allow(c) else None
+    return c if all(conditions) and limits.allow(c) else None
 
 
 def _integers(cells: Sequence[str]) -> Integers:
