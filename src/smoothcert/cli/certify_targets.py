@@ -119,11 +119,10 @@ def certify_target(
     request: CertifyOptions, target: Target, images: Images, device: torch.device, group: Team
 ) -> Target:
     """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
-    console, settings = request.console, target.settings
-    indices = settings.selection(len(images)).indices
+    settings = target.settings
     if group.leads:
         print_notes(request, target, images)
-    with status_bar(f"certify {target.folder.name}", console.quiet) as show:
+    with status_bar(f"certify {target.folder.name}", request.console.quiet) as show:
 
         def judge(accuracy: NoiseAccuracy) -> None:
             # Nothing is refused from here on. Reports read the recipe next to the certificates.
@@ -147,10 +146,16 @@ def certify_target(
             wanted_radius=request.radius,
         )
     target = replace(target, path=file.path)  # which may be the compressed form
-    if not group.leads:
-        return target
-    rows = file.rows
-    spent, most = sum(row.certificate.spent for row in rows), sum(row.certificate.n0 + settings.n for row in rows)
+    if group.leads:
+        print_result(request, target, file, settings.selection(len(images)).indices)
+    return target
+
+
+def print_result(request: CertifyOptions, target: Target, file: CertificatesFile, indices: Sequence[int]) -> None:
+    """Print the votes that were drawn, whether the file has other images than `indices`, and the JSON of --json."""
+    rows, console = file.rows, request.console
+    spent = sum(row.certificate.spent for row in rows)
+    most = sum(row.certificate.n0 + target.settings.n for row in rows)
     fewer = f", {most / spent:.1f} times fewer than n each" if most > spent else ""
     console.print(f"{spent:,} votes for {counted(len(rows), 'image')}{fewer}")
     if others := {row.index for row in rows}.difference(indices):
@@ -159,7 +164,6 @@ def certify_target(
         console.note(f"{more}; {apart}")
     if request.json_:
         print(json.dumps(for_machines(target, file, request.chosen_data(target.first)[0])), flush=True)
-    return target
 
 
 def print_notes(request: CertifyOptions, target: Target, images: Images) -> None:
