@@ -204,20 +204,24 @@ def train_and_certify(folder: Path, recipe: Path, run: Path, options: list[str])
     distributed._TOKEN = secrets.token_hex(8)  # this process is a copy of one that has drawn it
     finish_epoch, rows, calls = loop.finish_epoch, Certification.rows, list[object]()
 
-    def die() -> None:
+    def die_once_the_first_has_printed(text: str) -> None:
+        """The first worker is then past the exchange of messages that both have left; otherwise it fails there."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in (folder / "0.out").read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def finish_or_die(run: Any) -> None:
         finish_epoch(run)
         print("finished epoch", run.epoch - 1, "in attempt", attempt, flush=True)
         if second and attempt == "0" and run.epoch == 2:
-            die()
+            die_once_the_first_has_printed("finished epoch 1")
 
     def rows_or_die(self: Certification, indices: Any) -> Any:
         if second and attempt == "1" and calls:
             with (run / "certificates" / ".it.part1.tsv").open("a") as part:
                 part.write("5\t7")  # an incomplete row
-            die()
+            die_once_the_first_has_printed("certified")
         calls.append(indices)
         print("certified", indices, "in attempt", attempt, flush=True)
         return rows(self, indices)
