@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
+from smoothcert.objectives import Gaussian
 
 
 class Network(nn.Module):
@@ -48,6 +49,7 @@ def train(images: Tensor, labels: Tensor) -> float:
     def show(run: sc.Run, metrics: dict[str, object]) -> None:
         print(run.folder, metrics["loss"])
 
+    sc.TrainRecipe(dataset="mnist", model="lenet", sigma=0.5, objective=Gaussian())  # all other fields have defaults
     recipe: sc.TrainRecipe = sc.preset("mnist/consistency", sigma=0.5)
     data = TensorDataset(images, labels)
     run = sc.train(recipe, data, "runs/a", model=Network(), on_epoch=show)

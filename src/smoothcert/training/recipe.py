@@ -144,7 +144,7 @@ class TrainRecipe(Recipe):
     )
     learning_rate: float = Field(default=0.01, gt=0, description="of SGD at the start; at most 1e30")
     learning_rate_drops: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (30, 60), description="epochs at which the learning rate is divided by 10"
+        default=(30, 60), description="epochs at which the learning rate is divided by 10"
     )
     learning_rate_warm_up: int = Field(
         default=0, ge=0, description="first epochs with a lower rate (cosine: rising, step: a tenth), for deep networks"
