@@ -90,16 +90,14 @@ def our_epochs(recipe: TrainRecipe, data: Images, device: str, compiling: Compil
         return [json.loads(line) for line in (Path(folder) / "run" / METRICS).read_text().splitlines()]
 
 
-def together_seconds(recipe: TrainRecipe, data: ImageData, device: str, jobs: int, compiling: Compiling) -> float:
-    """Wall-clock seconds of `jobs` runs side by side, their start included."""
+def together_seconds(recipe: TrainRecipe, data: ImageData, device: str, jobs: int) -> float:
+    """Wall-clock seconds of `jobs` runs side by side, their start included; they are compiled if that saves time."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        train_together(
-            [(with_overrides(recipe, [f"seed={i}"]), data, Path(folder) / str(i)) for i in range(jobs)],
-            jobs,
-            device=device,
-            compiling=compiling,
-        )
+        runs = [(with_overrides(recipe, [f"seed={i}"]), data, Path(folder) / str(i)) for i in range(jobs)]
+        failures = train_together(runs, jobs, device=device)
+        if failures:
+            raise SystemExit(str(failures))
         return time.perf_counter() - started
 
 
@@ -107,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", default="lenet", choices=list(RUNS))
     parser.add_argument("--methods", default="gaussian,consistency,smoothmix")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3, help="at least 2: the first, with the start, is not measured")
     parser.add_argument("--usual-steps", type=int, default=100)
     parser.add_argument("--no-usual", action="store_true")
     parser.add_argument("--compile", action="store_true")
@@ -117,6 +115,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the data set is, for ours")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
+    if arguments.epochs < 2:
+        parser.error(f"--epochs: expected at least 2, got {arguments.epochs}")
     device = torch.device(arguments.device)
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"{date.today()}  torch {torch.__version__}  {device.type} {hardware}  {arguments.run}")
@@ -143,7 +143,7 @@ def main() -> None:
             text += f"   usual {usual:8.3f} s/epoch (peak {memory:.2f} GiB)   {usual / ours:5.2f} x"
         print(text, flush=True)
         for jobs in map(int, filter(None, arguments.jobs.split(","))):
-            seconds = together_seconds(recipe, data, arguments.device, jobs, compiling)
+            seconds = together_seconds(recipe, data, arguments.device, jobs)
             rate = jobs * arguments.epochs / seconds
             print(f"{method:24s} {jobs} side by side: {seconds:.1f} s, {rate:.2f} epochs/s in all", flush=True)
 
