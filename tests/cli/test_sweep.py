@@ -228,6 +228,8 @@ def test_default_recipe_suits_the_images(tiny_data: ImageData) -> None:
     advice = "learning_rate 0.000625 (if your code loads trained weights; else try 0.00625)"
     assert advice in describe_choices(own, own, trained=False)
     assert "learning_rate 0.000625, " in describe_choices(own, own, trained=True)
+    hub = own.model_copy(update={"model": "timm:resnet18"})  # which is always trained
+    assert "learning_rate 0.000625, " in describe_choices(hub, hub, trained=False)
     larger = describe_choices(own, own.model_copy(update={"batch_size": 64}), trained=True)
     assert "learning_rate 0.000625 (for batch_size 16; else try 0.0025), " in larger
     set_both = own.model_copy(update={"batch_size": 64, "learning_rate": 0.1})

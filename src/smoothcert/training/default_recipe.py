@@ -4,7 +4,7 @@ from typing import Any
 
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
-from smoothcert.models import is_code
+from smoothcert.models import is_code, is_own_code
 from smoothcert.training.recipe import TrainRecipe
 
 EPOCHS = 20
@@ -81,7 +81,7 @@ def default_network(shape: tuple[int, int, int]) -> str:
 def describe_choices(recipe: TrainRecipe, final: TrainRecipe, *, trained: bool) -> str:
     """Return the fields that `default_recipe` has chosen for `recipe` and that `final` keeps, on one line."""
     chosen = {name: getattr(recipe, name) for name in CHOSEN}
-    if is_code(recipe.model) and not trained:  # nobody knows whether the code loads weights
+    if is_own_code(recipe.model) and not trained:  # nobody knows whether the code loads weights
         rate = recipe.learning_rate * RATE_PER_256 / TRAINED_RATE_PER_256
         chosen["learning_rate"] = f"{recipe.learning_rate} (if your code loads trained weights; else try {rate:g})"
     elif final.batch_size != recipe.batch_size:  # the recipe that is changed keeps its rate
