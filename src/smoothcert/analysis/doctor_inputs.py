@@ -113,6 +113,7 @@ def input_steps(channels: int, normalization: Normalization | None) -> dict[str,
 
 
 def normalised(images: Tensor, step: Normalization) -> Tensor:
+    """Compute (images - mean) / std of each channel, for images [n, c, h, w]."""
     mean, std = (images.new_tensor(part).view(1, -1, 1, 1) for part in (step.mean, step.std))
     return (images - mean) / std
 

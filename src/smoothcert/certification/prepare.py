@@ -70,6 +70,10 @@ class Prepared:
         return {"cascade": sigmas, "cascade_alphas": alphas}
 
     def certify(self, inputs: Tensor, seeds: Seeds, labels: Sequence[int] = ()) -> list[Certificate]:
+        """Return a certificate for each of `inputs` [n, ...], which is wrong with probability at most `recipe.alpha`.
+
+        Inputs with the same seed share their noise. Only a label-aware rule looks at the labels.
+        """
         with fitting_into_memory(self.counter.batch_size):
             if not self.later:
                 return self.rule.certify(self.counter, inputs.to(self.device), seeds, labels)

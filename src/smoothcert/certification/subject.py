@@ -59,6 +59,10 @@ class Subject:
 
     @classmethod
     def of(cls, model: "Certifiable | Subject", name: str | None = None) -> "Subject":
+        """Return what `model` is; a module or callable is called `name`, or else after its own name or class.
+
+        Weights of another precision than float32 are copied: smoothing chooses the precision.
+        """
         if isinstance(model, Subject):
             return model
         if isinstance(model, Cascade):

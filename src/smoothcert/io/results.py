@@ -49,6 +49,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def write_settings(path: Path, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+    """Replace the JSON file next to the result file `path`, atomically."""
     content = {"settings": dict(settings), "provenance": dict(provenance)}
     write_text_atomically(settings_path(path), json.dumps(content, indent=2) + "\n")
 

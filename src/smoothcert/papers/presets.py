@@ -59,6 +59,7 @@ class Preset:
     """The noise level of a Gaussian teacher with the same protocol."""
 
     def recipe(self, sigma: float) -> TrainRecipe:
+        """Return the recipe at `sigma`, with the hyper-parameters of the nearest published sigma."""
         objective = self.objective.model_validate(at_sigma(self.hyper_parameters, sigma))
         fields = {"dataset": self.dataset, "sigma": sigma, "objective": objective, "precision": self.precision}
         fields |= dict(zip(_FIELDS, _PROTOCOLS[self.dataset], strict=True)) | at_sigma(self.protocol, sigma)

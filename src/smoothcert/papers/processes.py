@@ -71,6 +71,7 @@ def call_in_processes(
 
 
 def start(call: Callable[[], None], folder: Path, environment: Mapping[str, str]) -> BaseProcess:
+    """Start a process that calls `call`, and prints to the log in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     arguments = pickle.dumps(call), folder / LOG, dict(environment)
     process = multiprocessing.get_context("spawn").Process(target=run_call, args=arguments)

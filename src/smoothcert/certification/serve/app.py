@@ -173,6 +173,7 @@ def read_request(
 
 
 async def answer_request(service: Service, request: Request) -> Response:
+    """Answer POST /v1/predict: with JSON when all images have ended, or with a stream of events for one image."""
     body = await read_body(request, service.limits.body)
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     query = dict(request.query_params)

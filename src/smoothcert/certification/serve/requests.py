@@ -65,6 +65,7 @@ class Ask(BaseModel):
     dtype: Literal["float32", "uint8"] = Field(default="float32", description="of raw numbers")
 
     def question(self, limits: Limits) -> Question:
+        """Return what the votes are to decide; more than the `limits` of the server is refused."""
         if self.votes is not None and self.votes > limits.votes:
             raise RequestError(f"votes: expected at most {limits.votes:,} on this server, got {self.votes:,}")
         if self.milliseconds is not None and self.milliseconds > limits.milliseconds:

@@ -93,6 +93,7 @@ class ServedModel:
         return self.class_names[cls] if self.class_names else str(cls)
 
     def log_settings(self) -> dict[str, Any]:
+        """What identifies the model in the log, with the noise that the radii in it depend on."""
         return {
             "name": self.name,
             "weights_sha256": self.digest,

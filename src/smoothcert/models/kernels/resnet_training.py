@@ -200,6 +200,7 @@ def trained_stage_gradient(
 def stage_gradients_like(
     gradient: Tensor, x: Tensor, outs: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The shapes of what `trained_stage_gradient` returns: torch.compile asks for these without computing anything."""
     layers, channels, has_shortcut = len(outs), x.shape[3], others[-1]
     return (
         torch.empty_like(x),

@@ -69,6 +69,7 @@ class RunState:
 
     @property
     def state(self) -> str:
+        """How far the run is, in words: missing, trained, done, or a number of epochs or images."""
         if self.problem is not None:
             return f"damaged: {self.problem}"
         if not self.trained:
