@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from smoothcert.errors import WorkError
-from smoothcert.report.metrics import TrainedRun, read_run
 from smoothcert.report.style import pictures_of
+from smoothcert.report.trained_run import TrainedRun, read_run
 from smoothcert.report.training_curves import draw_training_curves
 
 MakeTraining = Callable[..., tuple[str, Path]]

@@ -21,13 +21,13 @@ from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameter
 from smoothcert.report.labels import Panel, by_sigma, panels_of
 from smoothcert.report.layout import MOST_DECIMALS, Layout
 from smoothcert.report.locate import distinct_names, locate
-from smoothcert.report.metrics import TrainedRun, training_runs
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import norm_of
 from smoothcert.report.published import Published, PublishedFor, comparison_notes, place_in_table, published_rows
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
 from smoothcert.report.tables import NUMBERS, RANKED, RANKED_SEEDS, intervals_layout, layout, seeds_layout
+from smoothcert.report.trained_run import TrainedRun, training_runs
 from smoothcert.training.run_folder import CERTIFICATES
 
 LARGEST_RADIUS = 1e6

@@ -11,9 +11,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from smoothcert.report.labels import in_groups, labels_of, panel_titles
 from smoothcert.report.looks import Look, looks_of
-from smoothcert.report.metrics import TrainedRun, further_terms, learning_rate_drops
 from smoothcert.report.names import shared_network
 from smoothcert.report.style import GREY, TITLE_SIZE, axes_grid, legend_below, line_style, new_figure, plain, quiet_axes
+from smoothcert.report.trained_run import TrainedRun, further_terms, learning_rate_drops
 from smoothcert.training.metrics import Metrics
 
 _LOSS, _ACCURACY = "loss", "noisy_accuracy"

@@ -9,8 +9,8 @@ import pytest
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import WorkError
 from smoothcert.report.locate import find_certificates
-from smoothcert.report.metrics import further_terms, learning_rate_drops, read_metrics, read_run, training_runs
 from smoothcert.report.summary import Summary, summarize
+from smoothcert.report.trained_run import further_terms, learning_rate_drops, read_metrics, read_run, training_runs
 from smoothcert.report.training_curves import draw_training_curves
 from smoothcert.training.metrics import append_metrics
 
