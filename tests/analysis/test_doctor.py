@@ -142,7 +142,7 @@ def test_normalisation_of_imagenet_outside_the_model(robust: nn.Module, data: Im
     assert codes(diagnosis) == ["normalisation"], str(diagnosis)
     assert "the mean and std of ImageNet (accuracy" in diagnosis.findings[0].problem
     layer = diagnosis.findings[0].advice
-    assert "Normalize((0.485, 0.456, 0.406,), (0.229, 0.224, 0.225,))" in layer
+    assert "Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))" in layer
     images = (colour.tensors[0] - mean) / std
     outside = doctor(lambda x: robust((x * std + mean).mean(1, keepdim=True)), TensorDataset(images, labels), sigma=0.5)
     assert codes(outside) == ["images-normalised"]

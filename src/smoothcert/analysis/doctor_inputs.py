@@ -149,7 +149,7 @@ def check_input(examined: Examined, noisy: Tensor) -> tuple[Finding | None, Tens
         before, rights = given == labels, {text: chosen == labels for text, chosen in classes.items()}
     else:
         order = ", both with the classes in the order that fits best"
-    mean, std = ("(" + ", ".join(f"{value:.4g}" for value in part) + ",)" for part in (best.mean, best.std))
+    mean, std = (tuple(float(f"{value:.4g}") for value in part) for part in (best.mean, best.std))
     finding = Finding(
         code,
         f"the model expects images {', or '.join(f'{text} (accuracy {share(rights[text])})' for text in similar)}: "
