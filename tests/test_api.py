@@ -66,6 +66,21 @@ def test_the_page_documents_nothing_else() -> None:
     assert own - {"extra_repr"} == {method for owner, method, _ in methods if owner == kind.__name__}
 
 
+def test_the_page_lists_the_names_of_other_modules_that_the_guide_uses() -> None:
+    """All of them exist, and no other one is imported or named in full in the documentation and the examples."""
+    rows = re.findall(r"^\| `(smoothcert\.[\w.]+)` \| (.*?) \|", PAGE, flags=re.MULTILINE)
+    listed = {(module, name) for module, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert [name for module, name in listed if not hasattr(import_module(module), name)] == []
+    used: set[tuple[str, str]] = set()
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")]
+    for text in (page.read_text(encoding="utf-8") for page in pages):
+        for module, names in re.findall(r"^from (smoothcert\.[\w.]+) import (.*)$", text, flags=re.MULTILINE):
+            used |= {(module, name) for name in names.split(", ")}
+        used |= {*re.findall(r"\b(smoothcert(?:\.\w+)+)\.(\w+)\(", text)}
+    assert len(used) > 12
+    assert used - listed <= {("smoothcert.data", "load_dataset")}, "which is sc.load_dataset"
+
+
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
