@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import smoothcert as sc
-from smoothcert.data import load_dataset
 from smoothcert.objectives import Consistency
 
 SIGMA, RADIUS = 1.0, 0.5
@@ -32,7 +31,7 @@ def network() -> nn.Module:
 
 def load(split: str) -> Dataset[tuple[Tensor, ...]]:
     """Your data: a torch Dataset of (image, label)."""
-    images = load_dataset("mnist-sample", split)
+    images = sc.load_dataset("mnist-sample", split)
     count = TRAINED if split == "train" else TESTED
     return TensorDataset(*images.batch(torch.arange(count)))
 

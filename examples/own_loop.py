@@ -8,14 +8,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
-from smoothcert.data import load_dataset
 
 SIGMA, EPOCHS = 0.5, 2
 
 
 def load(split: str) -> TensorDataset:
     """Images [n, 1, 28, 28] in [0, 1] and labels [n]. Replace this by your own data."""
-    images = load_dataset("mnist-sample", split)
+    images = sc.load_dataset("mnist-sample", split)
     return TensorDataset(*images.batch(torch.arange(len(images))))
 
 
