@@ -242,8 +242,10 @@ def missing_classes(data: Images, indices: Sequence[int]) -> str | None:
     missing = ((chosen == 0) & (expected >= math.log(20 * classes))).nonzero().flatten().tolist()
     if not missing:
         return None
-    some = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+    names = [data.class_names[label] if data.class_names else str(label) for label in missing[:5]]
+    some = ", ".join(names) + (", ..." if len(missing) > 5 else "")
     return (
         f"{len(missing)} of {classes} classes ({some}) are missing from the {len(indices):,} selected images, because "
-        f"of the order of {data.name}; ACR and accuracies describe the other classes: choose another skip"
+        f"of the order of {data.name}; ACR and accuracies describe the other classes: choose another skip, or more "
+        "images"
     )
