@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -147,6 +147,19 @@ def noise_key(seed: int, index: int, purpose: Literal["gradient", "votes"], radi
     return int(np.random.SeedSequence(seed, spawn_key=place).generate_state(1, np.uint64)[0])
 
 
+class Outcome(NamedTuple):
+    """The first point with a wrong class that attacks on an image found."""
+
+    predict: int
+    """The class at the point; that of the image itself if no attack changed it."""
+    distance: float
+    """From the image: 0 for one that is wrong without attack, infinite for one that no attack changed."""
+    radius: float
+    """Of the ball that was searched; 0 and infinite as above."""
+    own_class: int
+    """The class of the image itself, or ABSTAIN."""
+
+
 @dataclass(frozen=True)
 class Attacker:
     """Attacks images of a smoothed classifier; the result of an image does not depend on the other images.
@@ -159,19 +172,16 @@ class Attacker:
     counter: VoteCounter
     recipe: AttackRecipe
 
-    def attack(self, images: Tensor, labels: Tensor, indices: Sequence[int]) -> list[tuple[int, float, float, int]]:
-        """Return (class, distance, radius, own class) of each image: the first point with a wrong class, its search
-        ball, and the class of the image itself.
+    def attack(self, images: Tensor, labels: Tensor, indices: Sequence[int]) -> list[Outcome]:
+        """Attack each of `images` [k, c, h, w], with rising radii until its class is wrong.
 
-        Both numbers are 0 for an image that is wrong without attack, and infinite for one that no attack changed. With
-        probability at least 1 - alpha over the votes of an image, the smoothed classifier is wrong at the point.
+        With probability at least 1 - alpha over the votes of an image, the smoothed classifier is wrong at its point.
         """
-        true_classes, own = labels.tolist(), self.classes(images, indices, 0.0)
-        results = [
-            (c, 0.0, 0.0) if _wrong(c, y) else (c, math.inf, math.inf) for c, y in zip(own, true_classes, strict=True)
-        ]
+        true_classes, own_classes = labels.tolist(), self.classes(images, indices, 0.0)
+        lengths = [0.0 if _wrong(c, y) else math.inf for c, y in zip(own_classes, true_classes, strict=True)]
+        outcomes = [Outcome(c, length, length, c) for c, length in zip(own_classes, lengths, strict=True)]
         for radius in self.recipe.radii:
-            standing = [i for i, (_, distance, _) in enumerate(results) if math.isinf(distance)]
+            standing = [i for i, outcome in enumerate(outcomes) if math.isinf(outcome.distance)]
             if not standing:
                 break
             names = [indices[i] for i in standing]
@@ -180,8 +190,8 @@ class Attacker:
             distances = torch.linalg.vector_norm(offsets.flatten(1), dim=1).tolist()
             for i, c, distance in zip(standing, self.classes(moved, names, radius), distances, strict=True):
                 if _wrong(c, true_classes[i]):
-                    results[i] = (c, distance, radius)
-        return [(*result, c) for result, c in zip(results, own, strict=True)]
+                    outcomes[i] = Outcome(c, distance, radius, own_classes[i])
+        return outcomes
 
     def classes(self, images: Tensor, indices: Sequence[int], radius: float) -> list[int]:
         """Return PREDICT on noise that nothing else uses; `radius` is 0 for images that are not attacked."""
@@ -308,17 +318,18 @@ def _attack_images(
                 f"image {index}: expected its certified label {claims[index].label}, got {label} in {data.name}; "
                 "give the data that were certified"
             )
-    results = attacker.attack(images, labels, indices)
+    outcomes = attacker.attack(images, labels, indices)
     seconds = (time.perf_counter() - started) / len(indices)
     rows = []
-    for index, label, (predict, distance, radius, own) in zip(indices, labels.tolist(), results, strict=True):
+    for index, label, outcome in zip(indices, labels.tolist(), outcomes, strict=True):
         claim = claims[index].certificate if index in claims else None
         contradiction = claim is not None and (
-            (distance < claim.radius and predict != claim.predict)
-            or (claim.radius > 0 and own not in (claim.predict, ABSTAIN))
+            (outcome.distance < claim.radius and outcome.predict != claim.predict)
+            or (claim.radius > 0 and outcome.own_class not in (claim.predict, ABSTAIN))
         )
         certified = None if claim is None else claim.radius
-        rows.append(AttackedImage(index, label, predict, distance, certified, contradiction, radius, seconds))
+        point = outcome.predict, outcome.distance, certified, contradiction, outcome.radius
+        rows.append(AttackedImage(index, label, *point, seconds))
     return rows
 
 
