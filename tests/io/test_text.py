@@ -18,6 +18,7 @@ from smoothcert.io.text import (
     escape_markdown,
     flattened,
     markdown_table,
+    named_error,
     one_line,
     parse_count,
     printable,
@@ -42,6 +43,11 @@ def test_one_line(text: str, shown: str) -> None:
     assert one_line(text) == shown
     assert one_line(shown) == shown
     shown.encode()
+
+
+def test_errors_have_their_type_and_their_text_if_there_is_one() -> None:
+    assert named_error(ValueError("too\nlarge")) == "ValueError: too large"
+    assert named_error(EOFError()) == "EOFError"
 
 
 def test_printable_keeps_indentation() -> None:

@@ -230,6 +230,13 @@ def test_averaged_weights_in_a_checkpoint_are_reported_and_can_be_chosen(tmp_pat
         assert chosen == {**source, "key": other}
     with pytest.raises(RequestError, match="expected weights under ema, got model, model_ema, means; choose one"):
         load_initial_weights(loaded, Path(f"{path}:ema"), "mine")
+    for content, message in (
+        (plain.state_dict(), r"got a file that holds one network; give bare\.pth without :ema$"),
+        ({"epoch": 3}, "expected weights under ema, got none; give another file$"),
+    ):
+        torch.save(content, tmp_path / "bare.pth")
+        with pytest.raises(RequestError, match=message):
+            load_initial_weights(loaded, tmp_path / "bare.pth:ema", "mine")
 
 
 def test_a_run_that_started_from_other_weights_of_the_same_file_is_not_continued(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def error_line(error: object, most: int = 160) -> str:
 
 
 def named_error(error: BaseException) -> str:
-    """The type and the text of an exception on one line, for an error of a user's code, which may be any."""
-    return f"{type(error).__name__}: {one_line(error)[:160]}"
+    """The type and the text, if any, of an exception on one line, for an error of a user's code, which may be any."""
+    return f"{type(error).__name__}: {one_line(error)[:160]}".removesuffix(": ")
 
 
 def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None, synonyms: Iterable[str] = ()) -> str:

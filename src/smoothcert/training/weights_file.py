@@ -80,7 +80,10 @@ def find_state_dict(
         return key, state, [f"weights: those of {key}; {file.name}:{others[0]} gives those of {others[0]}"]
     if wanted is not None:
         named = ", ".join(str(name) for name in contents if _state_dict(contents[name]) is not None)
-        raise RequestError(f"{file}: expected weights under {wanted}, got {named or 'none'}; choose one of the keys")
+        given = f"{named}; choose one of the keys" if named else "none; give another file"
+        if _state_dict(contents) is not None:
+            given = f"a file that holds one network; give {file.name} without :{wanted}"
+        raise RequestError(f"{file}: expected weights under {wanted}, got {given}")
     raise RequestError(
         f"{file}: expected weights under {', '.join(CONTAINERS)} or a bare state dict, got a dict with the keys "
         f"{', '.join(map(str, list(contents)[:5])) or 'none'}; give another file"
