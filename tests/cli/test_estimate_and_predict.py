@@ -184,6 +184,9 @@ def test_an_ensemble_is_certified_predicted_attacked_and_served(
     monkeypatch.setattr("smoothcert.certification.serve.server.serve", lambda *given: None)
     code, out, err = run_cli("serve", *runs, *options, "--port", 0)
     assert "serving ensemble-a-b (gaussian noise" in out, err
+    assert "pixels in 0..255" not in out + err
+    _, out, err = run_cli("serve", *runs, *options, "--port", 0, "--sigma", 64)
+    assert "if it is meant for pixels in 0..255, give 64/255 = 0.251" in out + err
 
 
 def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:

@@ -429,6 +429,15 @@ def test_images_that_cannot_be_read_are_not_checked(
     assert (code, "warning: input layer: not checked (a.png: damaged)" in printed) == (0, True)
 
 
+def test_a_sigma_in_units_of_pixels_is_a_warning(
+    lenet: nn.Module, tmp_path: Path, run_cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    file, data = saved(lenet.state_dict(), tmp_path / "a.pth"), ("--dataset", "mnist-sample")
+    for sigma, warned in ((64, True), (0.25, False)):
+        code, out, err = run_cli("import", file, "--sigma", sigma, *data, "--out", tmp_path / f"run{sigma}")
+        assert (code, "if it is meant for pixels in 0..255, give 64/255 = 0.251" in out + err) == (0, warned)
+
+
 def test_cifar10_normalization_equals_the_papers() -> None:
     normalization = DATASETS["cifar10"].normalization
     assert normalization is not None

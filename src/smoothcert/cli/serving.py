@@ -103,6 +103,7 @@ def load_models(
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.cli.certify_targets import default_folder
     from smoothcert.cli.classifiers import named_classifier, noise_for
+    from smoothcert.noise import sigma_warning
 
     groups = [(folder.resolve().name, [folder]) for folder in folders]
     if request.kind or not folders:
@@ -112,9 +113,10 @@ def load_models(
     for name, members in groups:
         named = named_classifier(request, members, sigma, console.note)
         level, kind = noise_for(named.subject, sigma, None)
-        for text in named.subject.noise_warnings(level, kind):
-            console.warn(text)
-        settings = CertifySettings(batch_size=max_batch, sigma=level)
+        settings = CertifySettings(batch_size=max_batch, sigma=level)  # refuses a wrong sigma before warnings about it
+        for text in (sigma_warning(level), *named.subject.noise_warnings(level, kind)):
+            if text is not None:
+                console.warn(text)
         models.append(ServedModel.of(name, named.subject, named.spec, named.dataset, device, settings))
     return models
 

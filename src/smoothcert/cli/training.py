@@ -192,6 +192,7 @@ def import_(
     refuse_absent_data(dataset)
     from smoothcert.data import DATASETS
     from smoothcert.models import is_code
+    from smoothcert.noise import sigma_warning
     from smoothcert.training.checkpoint import InputSpec
     from smoothcert.training.import_checkpoint import import_checkpoint
     from smoothcert.training.input_layer import input_layer_warning
@@ -216,6 +217,8 @@ def import_(
     )
     for note in run.provenance["notes"]:
         console.note(note)
+    if (warning := sigma_warning(sigma)) is not None:
+        console.warn(warning)
     if not is_code(run.recipe.model):
         try:
             warning = input_layer_warning(run, files.load(run.recipe.dataset, "test", size))

@@ -283,6 +283,7 @@ def test_wrong_options_of_the_command_cost_one_line(
             ((trained_run, tmp_path / "copy", "--port", 0), "expected runs with different weights"),
             ((trained_run, trained_run, "--port", 0), "name each once, or rename a folder"),
             ((trained_run, "--port", port), f"cannot listen on 127.0.0.1, port {port}"),
+            ((trained_run, "--sigma", -1, "--port", 0), "sigma: expected greater than 0, got -1"),
             ((trained_run, "--token", tmp_path / "token"), "at least 16 visible ASCII characters"),
         ):
             code, _, error = run_cli("serve", *arguments)
