@@ -109,7 +109,8 @@ def _neighbours_matter(classifier: Classifier, image: Tensor) -> bool:
     half = NEIGHBOURS // 2
     clean = torch.stack([image] * half + [_brighter(image)] * half)
     rows = clean + steps * (float(image.abs().max()) or 1.0) * noise
-    batches, memory = (rows, rows.flip(0), torch.cat([rows[:half]] * 2)), torch.empty_like(rows)
+    batches = (rows, rows.flip(0), torch.cat([rows[:half]] * 2))
+    memory = torch.empty_like(rows)
     first, backwards, repeated = (_pass(classifier, memory.copy_(batch), 0).logits for batch in batches)
     again = (backwards.flip(0), repeated[:half])
     changed = ([not _same(one, two) for one, two in zip(first, logits, strict=False)] for logits in again)

@@ -36,7 +36,8 @@ def error_upper_bound(count: int, n: int, alpha: float) -> float:
     # The quantile of Beta(n - count + 1, count) at 1 - alpha, through the complement, since 1 - alpha would round.
     if count == n:
         return min(1.0, -math.expm1(math.log(alpha) / n) * (1 + SAFETY))
-    step, q = SAFETY, float(special.betainccinv(n - count + 1, count, alpha)) * (1 + SAFETY)
+    step = SAFETY
+    q = float(special.betainccinv(n - count + 1, count, alpha)) * (1 + SAFETY)
     # The inverse works with 1 - q: with a million votes or more its error exceeds SAFETY. The tail itself is accurate.
     while q < 1 and special.betaincc(n - count + 1, count, q) > _safe_level(alpha, n):
         step *= 2
@@ -92,9 +93,17 @@ def _falling_root(function: Callable[[float], float], low: float, high: float) -
         middle = (low * at_high - high * at_low) / (at_high - at_low)
         value = function(middle)
         if value > 0:
-            low, at_low, at_high, last = middle, value, at_high / 2 if last > 0 else at_high, 1
+            low = middle
+            at_low = value
+            if last > 0:
+                at_high /= 2
+            last = 1
         else:
-            high, at_high, at_low, last = middle, value, at_low / 2 if last < 0 else at_low, -1
+            high = middle
+            at_high = value
+            if last < 0:
+                at_low /= 2
+            last = -1
     return high
 
 

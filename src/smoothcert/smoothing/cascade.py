@@ -69,7 +69,8 @@ def cascade_radius(
     cls: int, count: int, n: int, earlier: Sequence[Votes], sigmas: Sequence[float], alpha: float
 ) -> float:
     """The radius of `cls` with `count` of n votes at the stage after the `earlier` ones, n each; 0 if there is none."""
-    stage, stages = len(earlier), len(sigmas)
+    stage = len(earlier)
+    stages = len(sigmas)
     radius = Gaussian(sigmas[stage]).radius(stage_error(count, n, stage, stages, alpha))
     _, upper = stage_alphas(alpha, stages)
     for sigma, votes in zip(sigmas, earlier, strict=False):
@@ -100,9 +101,9 @@ def certify_cascade(
         if not active:
             break
         part = images[active]
-        own = [(stage_seed(seeds[i][0], stage), seeds[i][1]) for i in active]
-        chosen = counter.count(part, own, "select", n0).argmax(axis=1).tolist()
-        for i, cls, votes in zip(active, chosen, counter.count(part, own, "estimate", n).tolist(), strict=True):
+        stage_seeds = [(stage_seed(seeds[i][0], stage), seeds[i][1]) for i in active]
+        chosen = counter.count(part, stage_seeds, "select", n0).argmax(axis=1).tolist()
+        for i, cls, votes in zip(active, chosen, counter.count(part, stage_seeds, "estimate", n).tolist(), strict=True):
             last = stage + 1 == len(counters)
             if stage_error(votes[cls], n, stage, len(counters), alpha) < 0.5 or last:
                 radius = cascade_radius(cls, votes[cls], n, earlier[i], sigmas, alpha)

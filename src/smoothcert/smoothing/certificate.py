@@ -77,7 +77,9 @@ def certificate_of_class(
     The `bound` two-sided (Gaussian only) bounds the runner-up as well, which helps with many classes; randomized needs
     a `coin`, uniform on (0, 1] and independent of all votes.
     """
-    n, count, pairs = int(np.sum(votes)), int(votes[cls]), sorted_votes(votes)
+    n = int(np.sum(votes))
+    count = int(votes[cls])
+    pairs = sorted_votes(votes)
     other = largest_other(pairs, cls)
     radius = certified_radius(count, other, n, noise, alpha, bound=bound, coin=coin, slack=slack)
     return certificate_from_bound(cls, radius, n0, count, pairs, coin=coin)

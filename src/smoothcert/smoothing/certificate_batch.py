@@ -86,7 +86,8 @@ class CertificateBatch(Sequence[Certificate]):
         places = torch.arange(len(self), device="cpu")[index.cpu() if isinstance(index, Tensor) else index]
         if places.ndim == 0:
             return self.records[int(places)]
-        which, device = places.tolist(), self.prediction.device
+        which = places.tolist()
+        device = self.prediction.device
         return CertificateBatch.of(
             [self.records[i] for i in which],
             *(self.counts.shape[1], device),

@@ -201,7 +201,8 @@ def _normal_tail(z: Decimal) -> Decimal:
     """
     if z > 20:  # the tail is below 1e-88
         return Decimal(0)
-    square, odd = z * z, 1
+    square = z * z
+    odd = 1
     term = total = z * (-square / 2).exp() / (2 * _PI).sqrt()
     while term > _LAST_TERM or odd < 2 * square:
         odd += 2

@@ -125,7 +125,8 @@ class Rule:
 
     def _two_stage(self, chosen: _Chosen, radius_loss: float) -> list[Certificate]:
         """Plain CERTIFY on as many fresh votes as the first stage found worthwhile: sound given the first stage."""
-        votes, block = [], chosen.counter.block(chosen.images.device, self.n)
+        votes = []
+        block = chosen.counter.block(chosen.images.device, self.n)
         for i, count in enumerate(chosen.first):
             wanted = second_stage_votes(count, chosen.n0, alpha=self.alpha, n_max=self.n, radius_loss=radius_loss)
             votes.append(chosen.votes([i], min(self.n, -(-wanted // block) * block))[0])
@@ -187,7 +188,8 @@ class Rule:
         most = self.largest_radius(noise, max(NOISE_BLOCK.values()))
         if 0 < most >= radius:
             return None
-        numbers, least = range(MOST_VOTES + 1), max(radius, sys.float_info.min)
+        numbers = range(MOST_VOTES + 1)
+        least = max(radius, sys.float_info.min)
         n = bisect_left(numbers, least, lo=self.n, key=lambda n: replace(self, n=n).largest_radius(noise))
         enough = f"n = {n:,} can" if n in numbers else f"no n up to {MOST_VOTES:,} can at sigma {noise.sigma:g}"
         if radius == 0:
@@ -196,12 +198,14 @@ class Rule:
 
     def _sequential(self, chosen: _Chosen) -> list[Certificate]:
         """Draw votes in looks; an image leaves when its tests are decided."""
-        noise, look = chosen.counter.noise, votes_per_look(chosen.counter, chosen.images.device, self.n)
+        noise = chosen.counter.noise
+        look = votes_per_look(chosen.counter, chosen.images.device, self.n)
         block = chosen.counter.block(chosen.images.device, look)
         test, held_back = self.grid(noise, look)
         runs = [test.start() for _ in chosen.classes]
         votes = np.zeros((len(runs), chosen.counter.num_classes), dtype=np.int64)
-        active, used = list(range(len(runs))), 0
+        active = list(range(len(runs)))
+        used = 0
         for n in test.looks.tolist():
             votes[active] += chosen.votes(active, n - used, first_block=used // block)
             used = n

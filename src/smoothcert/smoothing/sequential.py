@@ -83,13 +83,13 @@ def _binomials(sizes: Ints, q: float, cut: float) -> dict[int, tuple[_Counts, fl
     """Binomial(n, q) for each n of `sizes` without tails of at most `cut` each, and the weight of these tails."""
     from scipy import stats  # its import takes most of a second, and only sequential rules need it
 
-    found = {}
+    binomials = {}
     for n in set(sizes.tolist()):
         whole = _Counts(stats.binom.pmf(np.arange(n + 1), n, q), 0)
         _, below, rest = whole.split_low(cut)
         _, above, rest = rest.split_high(cut)
-        found[n] = rest, below + above
-    return found
+        binomials[n] = rest, below + above
+    return binomials
 
 
 def spendable(alpha: float, n: int, half_spent: int = HALF_SPENT) -> float:
@@ -102,7 +102,8 @@ def _most_failures(q: float, alpha: float, looks: Ints, half_spent: int) -> tupl
     sizes = np.diff(looks, prepend=0)
     cut = CUT * alpha / (4 * len(looks))
     batches = _binomials(sizes, q, cut)
-    counts, spent = _Counts(np.ones(1), 0), 0.0
+    counts = _Counts(np.ones(1), 0)
+    spent = 0.0
     boundary = np.empty_like(looks)
     for k, (n, size) in enumerate(zip(looks.tolist(), sizes.tolist(), strict=True)):
         batch, tails = batches[size]
@@ -132,7 +133,8 @@ def _futility(most: Ints, beta: float, looks: Ints, half_spent: int) -> Ints:
     q = float(special.betainccinv(last + 1, int(looks[-1]) - last, 0.5))  # P(Binomial(n_max, q) <= last) = 1/2
     sizes = np.diff(looks, prepend=0)
     batches = _binomials(sizes, q, CUT * beta / len(looks))
-    counts, spent = _Counts(np.ones(1), 0), 0.0
+    counts = _Counts(np.ones(1), 0)
+    spent = 0.0
     boundary = np.empty_like(looks)
     for k, (n, size) in enumerate(zip(looks.tolist(), sizes.tolist(), strict=True)):
         counts = counts.plus(batches[size][0]).between(int(most[k]), int(hopeless[k]))
@@ -160,7 +162,8 @@ def boundaries(
         raise ValueError(f"expected 0 < q, alpha < 1 and batch, n_max >= 1, got {q}, {alpha}, {batch}, {n_max}")
     looks = np.unique(np.append(np.arange(batch, n_max + 1, batch, dtype=np.int64), n_max))
     most, spent = _most_failures(q, alpha, looks, half_spent)
-    upper, lower = looks - most, np.maximum(looks - _futility(most, futility, looks, half_spent), -1)
+    upper = looks - most
+    lower = np.maximum(looks - _futility(most, futility, looks, half_spent), -1)
     for array in (looks, upper, lower):
         array.setflags(write=False)  # callers share cached arrays
     return Boundaries(looks, upper, lower, spent)
