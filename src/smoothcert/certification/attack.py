@@ -108,7 +108,8 @@ def complete_attack_recipe(
 
     The radii default to sigma/2, sigma, ..., 4 sigma: 100,000 votes certify at most 3.8 sigma at alpha 0.001.
     """
-    stored, certified = stored_settings(path), {} if certificates is None else certificates.settings
+    stored = stored_settings(path)
+    certified = {} if certificates is None else certificates.settings
     given = {key: value for key, value in fields.items() if value is not None}
     sigma = given.get("sigma") or certified.get("sigma") or trained_sigma
     if sigma is None:
@@ -177,7 +178,8 @@ class Attacker:
 
         With probability at least 1 - alpha over the votes of an image, the smoothed classifier is wrong at its point.
         """
-        true_classes, own_classes = labels.tolist(), self.classes(images, indices, 0.0)
+        true_classes = labels.tolist()
+        own_classes = self.classes(images, indices, 0.0)
         lengths = [0.0 if _wrong(c, y) else math.inf for c, y in zip(own_classes, true_classes, strict=True)]
         outcomes = [Outcome(c, length, length, c) for c, length in zip(own_classes, lengths, strict=True)]
         for radius in self.recipe.radii:
@@ -204,7 +206,8 @@ class Attacker:
 
         Every forward pass has the same shape, as for votes: slots without an image repeat the last one.
         """
-        recipe, slots = self.recipe, self.recipe.images_at_once
+        recipe = self.recipe
+        slots = self.recipe.images_at_once
         noise = images.new_zeros((slots, recipe.num_noise, *images.shape[1:]))
         for slot, index in zip(noise, indices, strict=False):
             self.counter.noise.fill(slot, noise_key(recipe.seed, index, "gradient", radius))
@@ -260,14 +263,17 @@ def attack_dataset(
     attacker = _attacker(subject.classifier, data, recipe, device)
     subject.check_votes(attacker.counter, data, device)
     with alone(path), attacks_writer(path, settings, subject.provenance(device)) as writer:
-        wanted, known = set(indices), {row.index for row in writer.done}
+        wanted = set(indices)
+        known = {row.index for row in writer.done}
         rows = [row for row in writer.done if row.index in wanted]
         todo = [index for index in indices if index not in known]
-        started, resumed = time.perf_counter(), len(rows)
+        started = time.perf_counter()
+        resumed = len(rows)
 
         def report() -> None:
             speed = (len(rows) - resumed) / max(time.perf_counter() - started, 1e-9)
-            withstood, contradictions = sum(row.withstood for row in rows), sum(row.contradiction for row in rows)
+            withstood = sum(row.withstood for row in rows)
+            contradictions = sum(row.contradiction for row in rows)
             on_progress(AttackStatus(len(rows), len(indices), withstood, contradictions, speed))
 
         report()
@@ -356,7 +362,8 @@ def _attacker(model: Classifier, data: Images, recipe: AttackRecipe, device: tor
             voting = at_precision(model, recipe.precision, device, data.shape)
             differentiated = voting if recipe.precision == "fp32" else at_precision(model, "fp32", device, data.shape)
     _check_differentiable(differentiated, data.shape, device)
-    noise, dtype = Gaussian(recipe.sigma), DTYPES[recipe.precision]
+    noise = Gaussian(recipe.sigma)
+    dtype = DTYPES[recipe.precision]
     return Attacker(differentiated, VoteCounter(voting, noise, data.num_classes, recipe.batch_size, dtype), recipe)
 
 

@@ -110,13 +110,13 @@ class CertificatesFile:
             raise RequestError(
                 "to_pandas: expected pandas, got none; install it: pip install 'smoothcert[notebook]'"
             ) from None
-        own = ("index", "label", "correct", "seconds")
-        votes = ("predict", "radius", "n0", "n", "count", *(("coin",) if self.is_randomized else ()))
+        image_fields = ("index", "label", "correct", "seconds")
+        vote_fields = ("predict", "radius", "n0", "n", "count", *(("coin",) if self.is_randomized else ()))
         rows = [
-            [*(getattr(row, name) for name in own), *(getattr(row.certificate, name) for name in votes)]
+            [*(getattr(row, name) for name in image_fields), *(getattr(row.certificate, name) for name in vote_fields)]
             for row in self.rows
         ]
-        return pandas.DataFrame(rows, columns=[*own, *votes]).set_index("index")
+        return pandas.DataFrame(rows, columns=[*image_fields, *vote_fields]).set_index("index")
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """Draw the curve of `smoothcert report`; also write the figure to `path` (PNG, PDF or SVG) if one is given."""
@@ -132,7 +132,8 @@ class CertificatesFile:
 
     def only(self, indices: Collection[int]) -> "CertificatesFile":
         """The file with the rows of these images only."""
-        rows, kept = self.rows, np.isin(self.columns.index, list(indices))
+        rows = self.rows
+        kept = np.isin(self.columns.index, list(indices))
         if isinstance(rows, ParsedRows):
             return replace(self, rows=rows.at(np.flatnonzero(kept)))
         return replace(self, rows=tuple(row for row, keep in zip(rows, kept.tolist(), strict=True) if keep))
@@ -144,9 +145,10 @@ def format_row(row: CertifiedImage, *, with_coin: bool = False) -> str:
     # Stages of a cascade are separated by bars: first the one that answered, then those before it, in their order.
     votes = "|".join(",".join(f"{k}:{v}" for k, v in stage) for stage in (c.votes, *c.earlier))
     time = timedelta(seconds=round(row.seconds, 6))
-    cells = (row.index, row.label, c.predict, repr(c.radius), int(row.correct), time, c.n0, c.n, c.count, votes)
-    coin = ("" if c.coin is None else repr(c.coin),) if with_coin else ()
-    return "\t".join(str(cell) for cell in (*cells, *coin)) + "\n"
+    cells = [row.index, row.label, c.predict, repr(c.radius), int(row.correct), time, c.n0, c.n, c.count, votes]
+    if with_coin:
+        cells.append("" if c.coin is None else repr(c.coin))
+    return "\t".join(str(cell) for cell in cells) + "\n"
 
 
 def _layout(settings: Mapping[str, Any]) -> tuple[str, Callable[[CertifiedImage], str]]:
@@ -161,8 +163,11 @@ def parse_row(line: str, limits: RowLimits | None = None) -> CertifiedImage:
     if len(cells) not in map(len, HEADERS):
         *fewer, most = (str(len(header)) for header in HEADERS)
         raise ValueError(f"expected {', '.join(fewer)} or {most} columns, got {len(cells)}")
-    index, label, predict = _integer(cells[0], "idx"), _class(cells[1], "label"), _class(cells[2], "predict", -1)
-    radius, seconds = _parsed(float, cells[3], "radius", "a number"), _parsed(parse_seconds, cells[5], "time", "a time")
+    index = _integer(cells[0], "idx")
+    label = _class(cells[1], "label")
+    predict = _class(cells[2], "predict", -1)
+    radius = _parsed(float, cells[3], "radius", "a number")
+    seconds = _parsed(parse_seconds, cells[5], "time", "a time")
     if not (math.isfinite(radius) and radius >= 0):
         raise ValueError(f"expected a radius >= 0, got {cells[3]}")
     if not 0 <= seconds <= LARGEST_INTEGER:
@@ -180,7 +185,9 @@ def parse_row(line: str, limits: RowLimits | None = None) -> CertifiedImage:
 def _with_votes(claim: Certificate, cells: Sequence[str]) -> Certificate:
     """Return the `claim` with the votes in the further columns. Raise ValueError if these contradict it."""
     predict, radius = claim.predict, claim.radius
-    n0, n, count = _integer(cells[6], "n0", 1), _integer(cells[7], "n"), _integer(cells[8], "count")
+    n0 = _integer(cells[6], "n0", 1)
+    n = _integer(cells[7], "n")
+    count = _integer(cells[8], "count")
     stages = [_parse_votes(stage) for stage in cells[9].split("|")]
     if any(sum(number for _, number in votes) != n for votes in stages):
         raise ValueError(f"the votes {cells[9]} do not add up to n = {n}")
@@ -302,7 +309,8 @@ def read_certificates(path: str | Path) -> CertificatesFile:
 
 def _parse_at_once(content: bytes, limits: RowLimits) -> ParsedRows | None:
     """The rows of a usual file without damage, fast; None for any other, which `parse_rows` reads row by row."""
-    header, body = "\t".join(COLUMNS).encode() + b"\n", content[: content.rfind(b"\n") + 1]
+    header = "\t".join(COLUMNS).encode() + b"\n"
+    body = content[: content.rfind(b"\n") + 1]
     if not body.startswith(header):
         return None
     lines = body[len(header) :].decode(errors="replace").split("\n")[:-1]

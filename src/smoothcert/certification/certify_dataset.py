@@ -79,9 +79,11 @@ Report = Callable[[CertificationStatus], None]
 
 def _warn(text: str) -> None:
     """Warn at the line that called this module."""
-    level, frame = 2, sys._getframe(1)
+    level = 2
+    frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals is globals():
-        level, frame = level + 1, frame.f_back
+        level += 1
+        frame = frame.f_back
     warnings.warn(text, stacklevel=level)
 
 
@@ -123,7 +125,8 @@ def certify_dataset(
     worse than they could be: a low accuracy, other noise than that of training, classes without an image, too few votes
     for any certificate or for `wanted_radius`.
     """
-    path, device = certificates_path(out), find_device(device)
+    path = certificates_path(out)
+    device = find_device(device)
     given = settings.model_dump() if settings else {}
     given |= {"radii": (), **fields} if fields.get("until_radius") is not None else fields
     settings = parse_recipe(CertifySettings, given, "certify")
@@ -141,7 +144,8 @@ def certify_dataset(
         provenance["class_names"] = list(images.class_names)
     if indices is None:
         selection = prepared.recipe.selection(len(images))
-        chosen, provenance["selection"] = selection.indices, selection.to_mapping()
+        chosen = selection.indices
+        provenance["selection"] = selection.to_mapping()
         whole = replace(selection, shard=(1, 1)).indices
     else:
         chosen = whole = indices_in(images, indices)
@@ -207,14 +211,14 @@ def warnings_about(
     if subject.stages:  # of which the first certifies the largest radii
         rule = replace(rule, alpha=stage_alphas(rule.alpha, len(subject.stages))[0])
     radius = max(recipe.radii, default=0.0) if wanted_radius is None else wanted_radius
-    found = (
+    warnings_or_none = (
         rule.unreachable(radius, prepared.counter.noise),
         missing_classes(images, indices),
         *(unknown_class(images, run.spec.class_names, run.folder) for run in subject.runs),
         sigma_warning(recipe.sigma),
         *subject.noise_warnings(recipe.sigma, recipe.noise),
     )
-    return [text for text in found if text is not None]
+    return [text for text in warnings_or_none if text is not None]
 
 
 @dataclass(frozen=True)
@@ -266,9 +270,11 @@ class Certification:
 
     def estimate(self, indices: Sequence[int]) -> CertificationEstimate:
         """Measure how long `indices` take, shared by all processes, if no image stops early."""
-        recipe, (image, _) = self.prepared.recipe, self.data.batch(torch.tensor(indices[:1], device="cpu"))
+        recipe = self.prepared.recipe
+        image, _ = self.data.batch(torch.tensor(indices[:1], device="cpu"))
         image = image.to(self.prepared.device)
-        images, votes = -(-len(indices) // self.team.size), recipe.n0 + recipe.n
+        images = -(-len(indices) // self.team.size)
+        votes = recipe.n0 + recipe.n
         return CertificationEstimate(images, votes, seconds_per_vote(self.prepared.counter, image, images * votes))
 
     def rows(self, indices: Sequence[int]) -> list[CertifiedImage]:
@@ -286,11 +292,17 @@ class Certification:
         on_progress: Report,
     ) -> None:
         """Certify this process's share of the images that are not among the `existing` rows, a group at a time."""
-        team, wanted, known = self.team, set(indices), {row.index for row in existing}
+        team = self.team
+        wanted = set(indices)
+        known = {row.index for row in existing}
         counted = [row for row in existing if row.index in wanted] if team.leads else []
         todo = [index for index in indices if index not in known][team.rank :: team.size]
-        total, started = len(counted) + len(todo), time.perf_counter()
-        done, fresh, votes, radii = len(counted), 0, 0, sum(row.radius_if_correct for row in counted)
+        total = len(counted) + len(todo)
+        started = time.perf_counter()
+        done = len(counted)
+        fresh = 0
+        votes = 0
+        radii = sum(row.radius_if_correct for row in counted)
 
         def report() -> None:
             seconds = max(time.perf_counter() - started, 1e-9)
@@ -301,7 +313,8 @@ class Certification:
         for part in in_parts(todo, images_at_once(self.prepared.recipe)):
             rows = self.rows(part)
             writer.append(rows)
-            done, fresh = done + len(rows), fresh + len(rows)
+            done += len(rows)
+            fresh += len(rows)
             votes += sum(row.certificate.spent for row in rows)
             radii += sum(row.radius_if_correct for row in rows)
             report()

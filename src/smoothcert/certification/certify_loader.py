@@ -132,7 +132,8 @@ def certify_loader(
     progress: bool,
 ) -> Iterator[CertificateBatch]:
     """See `SmoothedClassifier.certify_loader`."""
-    source, path = Batches.of(data), None if out is None else certificates_path(out)
+    source = Batches.of(data)
+    path = None if out is None else certificates_path(out)
     if path is not None and not source.ordered:
         raise RequestError("data: expected a loader in the order of its data set for a file; use shuffle=False")
     begun = Event()
@@ -215,7 +216,9 @@ class _File:
     """The certificates file of a stream: the rows that it already has, and a writer of new ones."""
 
     def __init__(self, writer: ResultWriter[CertifiedImage], provenance: Mapping[str, Any]) -> None:
-        self.writer, self.provenance, self.changed = writer, provenance, False
+        self.writer = writer
+        self.provenance = provenance
+        self.changed = False
         self.existing = {row.index: row for row in writer.done}
 
     def append(self, rows: Sequence[CertifiedImage]) -> None:

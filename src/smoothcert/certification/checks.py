@@ -124,7 +124,9 @@ class RowLimits:
         claim = replace(certificate, predict=certificate.chosen)
         if claim.predict == ABSTAIN or claim.n0 == 0:
             return  # the class that may have been certified is not known, or another tool wrote the row, without votes
-        shown, radius, sigma = self.radius(claim), claim.radius, self.settings["sigma"]
+        shown = self.radius(claim)
+        radius = claim.radius
+        sigma = self.settings["sigma"]
         given = f"{claim.count} of {claim.n} votes"
         noise = f"at sigma {sigma:g} and alpha {self.settings['alpha']:g}"
         if shown == 0 and not certificate.abstained:
@@ -141,7 +143,8 @@ class RowLimits:
         The bound falls where its tail probability reaches alpha. So a claimed error is not below the bound if its own
         tail is at most alpha, and not above it if its tail is at least alpha. A tail is computed faster than the bound.
         """
-        n, classes = self._get("n", None), self._get("num_classes", math.inf)
+        n = self._get("n", None)
+        classes = self._get("num_classes", math.inf)
         largest = max(int(c.max(initial=0)) for c in (columns.label, columns.predict, columns.votes_class))
         unusual = any(self._get(key, False) for key in ("cascade", "radii", "radius_loss"))
         gaussian = self._get("noise", "gaussian") == "gaussian"
@@ -163,7 +166,9 @@ class RowLimits:
 
     def radius(self, certificate: Certificate) -> float:
         """Return the radius that these votes show; with `radii`, where it depends on their order, an upper bound."""
-        n, count, alpha = certificate.n, certificate.count, self.settings["alpha"]
+        n = certificate.n
+        count = certificate.count
+        alpha = self.settings["alpha"]
         if n == 0:  # a label-aware rule left the image out
             return 0.0
         if sigmas := self._get("cascade", ()):

@@ -84,7 +84,8 @@ class Columns:
 
     def votes_for(self, classes: Integers) -> Integers:
         """The votes of each row for its entry of `classes`."""
-        votes, hit = np.zeros(len(self), dtype=np.int64), self.votes_class == classes[self.votes_row]
+        votes = np.zeros(len(self), dtype=np.int64)
+        hit = self.votes_class == classes[self.votes_row]
         votes[self.votes_row[hit]] = self.votes_number[hit]
         return votes
 
@@ -175,7 +176,8 @@ def parse_columns(lines: Sequence[str], limits: RowLimits) -> Columns | None:
     cells = "\t".join(lines).split("\t") if lines else []
     radius, times, votes = (cells[column::10] for column in (3, 5, 9))
     try:
-        seconds, radii = np.array(list(map(parse_seconds, times))), np.array(radius, dtype=np.float64)
+        seconds = np.array(list(map(parse_seconds, times)))
+        radii = np.array(radius, dtype=np.float64)
     except (ValueError, OverflowError):
         return None
     indices, labels, classes, correct, first, fresh, counts = (_integers(cells[i::10]) for i in (0, 1, 2, 4, 6, 7, 8))

@@ -110,7 +110,8 @@ def prepare(
 
     `stored` are the settings of a file that is continued.
     """
-    checked, device = checked_inputs(x, strict=smoothed.strict), smoothed.device or x.device
+    checked = checked_inputs(x, strict=smoothed.strict)
+    device = smoothed.device or x.device
     if x.device != device:
         raise RequestError(
             f"inputs: expected them on {device}, where the classifier is, got {x.device}; use x.to({str(device)!r})"

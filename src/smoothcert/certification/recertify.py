@@ -71,7 +71,8 @@ def bounded_again(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -
     # The coin that certify would have drawn, unless the file has it.
     drawn = settings["bound"] == RANDOMIZED
     coin = (old.coin or coin_of((settings["seed"], row.index))) if drawn else None
-    chosen, radius = old.chosen, 0.0
+    chosen = old.chosen
+    radius = 0.0
     if chosen != ABSTAIN:
         other = largest_other(old.votes, chosen)
         options = {"bound": settings["bound"], "slack": SLACK if settings.get("sound") else 0.0}

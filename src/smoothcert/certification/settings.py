@@ -73,7 +73,8 @@ class CertifySettings(Recipe):
     @classmethod
     def _until_radius(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Replace `until_radius`, if it is given, by the two fields that it stands for."""
-        others, radii = dict(fields), fields.get("radii", ())
+        others = dict(fields)
+        radii = fields.get("radii", ())
         if (until := others.pop("until_radius", None)) is None:
             return others
         if not hasattr(radii, "__len__") or len(radii):
@@ -187,7 +188,8 @@ def make_counter(
     inner = model.classifier if isinstance(model, Denoised) else model
     if recipe.compile and isinstance(inner, Ensemble) and inner.consensus is not None:
         raise RequestError("compile: expected false with consensus, whose passes vary in number; leave one of them out")
-    dtype, size = DTYPES[recipe.precision], recipe.batch_size
+    dtype = DTYPES[recipe.precision]
+    size = recipe.batch_size
     with failures_reported("the classifier", shape):
         evaluated = at_precision(model, recipe.precision, device, shape) if isinstance(model, nn.Module) else model
         if device.type == "cuda" and not stored:

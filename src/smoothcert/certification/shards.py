@@ -148,7 +148,8 @@ def incomplete(files: Sequence[CertificatesFile]) -> list[str]:
                 f"{file.path}: chose other images ({_described(selection)}) than {example.path} "
                 f"({_described(first)}); merge shards with the same --skip and --max-images, of one number of shards"
             )
-    parts, images = first.shard[1], len(replace(first, shard=(1, 1)).indices)
+    parts = first.shard[1]
+    images = len(replace(first, shard=(1, 1)).indices)
     # Shards beyond the number of images have none.
     absent = sorted(set(range(1, min(parts, images) + 1)) - {selection.shard[0] for selection in shards})
     return problems + [f"shard {part} of {parts} is missing" for part in absent]

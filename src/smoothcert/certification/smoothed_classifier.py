@@ -88,7 +88,10 @@ class SmoothedClassifier(nn.Module):
         self.noise = NOISES[noise](sigma)
         resolve_precision(precision, torch.device("cpu"))  # refuses an unknown one
         self.classifier, self.num_classes, self.precision = classifier, num_classes, precision
-        self.compiled, self.batch_size, self.strict, self.votes = compile, batch_size, strict, votes
+        self.compiled = compile
+        self.batch_size = batch_size
+        self.strict = strict
+        self.votes = votes
 
     def extra_repr(self) -> str:
         values = {"sigma": self.noise.sigma, "noise": self.noise.name, "precision": self.precision}

@@ -55,7 +55,9 @@ class Subject:
         """The run, or the members of an ensemble or of all stages; () for a user's own classifier."""
         if self.stages:
             return [run for stage in self.stages for run in stage.runs]
-        return self.run.runs if isinstance(self.run, RunEnsemble) else () if self.run is None else (self.run,)
+        if isinstance(self.run, RunEnsemble):
+            return self.run.runs
+        return () if self.run is None else (self.run,)
 
     @classmethod
     def of(cls, model: "Certifiable | Subject", name: str | None = None) -> "Subject":
@@ -67,7 +69,8 @@ class Subject:
             return model
         if isinstance(model, Cascade):
             stages = tuple(cls.of(stage) for stage in model.sources)
-            first, precisions = stages[0], {str(stage.defaults.get("precision")) for stage in stages}
+            first = stages[0]
+            precisions = {str(stage.defaults.get("precision")) for stage in stages}
             if len(precisions) > 1:
                 raise RequestError(f"stages: expected one precision, got {', '.join(sorted(precisions))}; choose one")
             return cls(first.classifier, name or "cascade", None, first.defaults, stages)
@@ -82,7 +85,8 @@ class Subject:
             passes = {"batch_size": model.batch_size, "compile": model.compiled}
             return replace(cls.of(model.classifier, name), defaults={**smoothing, **passes})
         # The precision is not reduced by default: an unknown network may not tolerate it.
-        precision, own_name = {"precision": "fp32"}, getattr(model, "__name__", type(model).__name__)
+        precision = {"precision": "fp32"}
+        own_name = getattr(model, "__name__", type(model).__name__)
         return cls(in_float32(model), name or str(own_name), None, precision, class_names=output_names(model))
 
     def behind(self, denoiser: Denoiser | None) -> "Subject":
@@ -199,7 +203,8 @@ def _classes_digest(model: Classifier, data: Images | Tensor, device: torch.devi
     Code that differs on other images only is not recognized.
     """
     # Few images at once: the memory that the code needs is not known yet.
-    batches, device = torch.split(_some_images(data), min(batch_size, 10)), device_of(model) or device
+    batches = torch.split(_some_images(data), min(batch_size, 10))
+    device = device_of(model) or device
     with torch.no_grad(), evaluating(model), seeded(device):
         classes = [logits_of(model(batch.to(device))).argmax(1) for batch in batches]
     return tensors_digest({"classes": torch.cat(classes) if classes else torch.empty(0, device="cpu")})
@@ -238,7 +243,8 @@ def missing_classes(data: Images, indices: Sequence[int]) -> str | None:
     """
     counts = torch.bincount(data.labels.cpu(), minlength=data.num_classes)
     chosen = torch.bincount(data.labels.cpu()[list(indices)], minlength=data.num_classes)
-    expected, classes = counts * (len(indices) / len(data)), int((counts > 0).sum())
+    expected = counts * (len(indices) / len(data))
+    classes = int((counts > 0).sum())
     missing = ((chosen == 0) & (expected >= math.log(20 * classes))).nonzero().flatten().tolist()
     if not missing:
         return None

@@ -141,7 +141,8 @@ async def read_body(request: Request, limit: int) -> bytes:
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > limit:
         raise refused
-    parts, size = [], 0
+    parts = []
+    size = 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():

@@ -89,7 +89,8 @@ def parser(models: Mapping[str, Mapping[str, Any]]) -> Callable[[str], LoggedAns
 
 def check_answer(row: LoggedAnswer, model: Mapping[str, Any]) -> None:
     """Raise a ValueError if the answer claims what its votes do not show under its rule."""
-    q, certificate = row.question, row.certificate
+    q = row.question
+    certificate = row.certificate
     if not 0 < q.alpha < 1 or q.votes < 1 or (q.radius is not None and not q.radius > 0):
         raise ValueError(f"expected 0 < alpha < 1 and a budget and a radius above 0, got {q}")
     settings: dict[str, Any] = {**model, "alpha": q.alpha, "n": q.votes}

@@ -31,7 +31,8 @@ def data_url(images: Tensor) -> str:
 
 def noisy_copies(job: Job, n: int, size: int, copies: int) -> dict[str, Any]:
     """The first voters of the look that began after `n` votes and drew `size`, and the class that each one chose."""
-    block, number = job.counter.block(job.image.device, size), n // job.block
+    block = job.counter.block(job.image.device, size)
+    number = n // job.block
     noise = torch.empty(block, *job.image.shape, device=job.image.device)
     job.counter.noise.fill(noise, block_keys(job.seed, "estimate", number + 1)[number])
     noisy = noise[:copies] + job.image
@@ -46,7 +47,8 @@ def worst_change(job: Job, model: ServedModel) -> dict[str, Any] | None:
     certificate = job.certificate()
     if certificate.abstained or job.counter.noise.norm != "L2":
         return None
-    image, label = job.image[None], torch.tensor([certificate.predict], device=job.image.device)
+    image = job.image[None]
+    label = torch.tensor([certificate.predict], device=job.image.device)
     generator = torch.Generator(job.image.device)
     generator.manual_seed(system_seed()[0])
     noise = job.counter.noise.sample((ATTACK_NOISE, *image.shape), generator)

@@ -61,7 +61,8 @@ class ServedModel:
 
         A network whose votes are not independent is refused, as `certify` refuses it.
         """
-        shape, model = spec.shape, subject.classifier
+        shape = spec.shape
+        model = subject.classifier
         recipe = settings.completed({}, device, shape, subject.defaults)
         if subject.denoiser is not None:
             subject.denoiser.check(shape, recipe.sigma, recipe.noise)
@@ -162,7 +163,9 @@ class Service:
             )
         if len({model.key for model in models}) < len(models):  # which requests and the log name
             raise RequestError("expected runs with different weights, got the same weights twice; name each run once")
-        self.models, self.limits, self.metrics = tuple(models), limits, Metrics()
+        self.models = tuple(models)
+        self.limits = limits
+        self.metrics = Metrics()
         self.log = CertificateLog(log, {model.key: model.log_settings() for model in models}) if log else None
         self.engine = Engine(limits.queue, self._record)
 
@@ -197,8 +200,14 @@ class Service:
     def _record(self, job: Job) -> None:
         """Count and log an ended job; called once per job by the thread of the engine."""
         model = next(model for model in self.models if model.counter is job.counter)
-        seconds, certificate = time.monotonic() - job.accepted, job.certificate()
-        outcome = "failed" if job.ending == "failed" else "abstained" if certificate.abstained else "certified"
+        seconds = time.monotonic() - job.accepted
+        certificate = job.certificate()
+        if job.ending == "failed":
+            outcome = "failed"
+        elif certificate.abstained:
+            outcome = "abstained"
+        else:
+            outcome = "certified"
         self.metrics.add(f'smoothcert_answers_total{{outcome="{outcome}",ended="{job.ending}"}}')
         self.metrics.add("smoothcert_votes_total", certificate.n0 + certificate.n)
         self.metrics.observe(seconds)
@@ -219,7 +228,8 @@ class Service:
 
 def state(job: Job, model: ServedModel) -> dict[str, Any]:
     """What the last look of a job shows: the votes, and the claim, which is valid although votes may follow."""
-    certificate, progress = job.certificate(), job.progress
+    certificate = job.certificate()
+    progress = job.progress
     return {
         "class": None if certificate.abstained else certificate.predict,
         "name": None if certificate.abstained else model.name_of(certificate.predict),
@@ -237,14 +247,21 @@ def answer(job: Job, model: ServedModel, notes: Sequence[str] = ()) -> dict[str,
     if job.ending == "failed":
         return {"error": job.error}
     asked = job.plan.question.radius
-    found = state(job, model)
-    certified = {} if asked is None else {"certified": found["radius"] >= asked}
-    return {**found, **certified, "ended": job.ending, "milliseconds": round(job.seconds * 1000, 3), "notes": [*notes]}
+    last_look = state(job, model)
+    certified = {} if asked is None else {"certified": last_look["radius"] >= asked}
+    return {
+        **last_look,
+        **certified,
+        "ended": job.ending,
+        "milliseconds": round(job.seconds * 1000, 3),
+        "notes": [*notes],
+    }
 
 
 def context(plan: Plan, model: ServedModel) -> dict[str, Any]:
     """What all answers of a request share: the model, the rule, and what the answers guarantee."""
-    q, noise = plan.question, plan.noise
+    q = plan.question
+    noise = plan.noise
     return {
         "model": {"name": model.name, "digest": model.digest, "sigma": noise.sigma, "noise": noise.name},
         "rule": {"name": q.rule, "radius": q.radius, "votes": q.votes, "alpha": q.alpha, "looks": len(plan.looks)},
