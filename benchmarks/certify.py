@@ -14,8 +14,10 @@ import platform
 import resource
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from functools import partial
 
 import numpy as np
 import torch
@@ -59,7 +61,7 @@ def ours(counter: VoteCounter, image: torch.Tensor, n: int) -> None:
     certificate_of_class(int(selection[0].argmax()), estimation[0].tolist(), 100, counter.noise, 0.001)
 
 
-def seconds(call, device: torch.device) -> float:
+def seconds(call: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -92,7 +94,7 @@ def main() -> None:
     image = (torch.randint(256, shape) / 255).to(device)
     batch_size = arguments.batch_size or default_batch_size(device, shape)
     precisions = dict.fromkeys(resolve_precision(p, device) for p in arguments.precision.split(","))
-    counters = {
+    counters: dict[str, VoteCounter] = {
         p: VoteCounter(at_precision(model, p, device, shape), Gaussian(SIGMA), 10, batch_size, DTYPES[p])
         for p in precisions
     }
@@ -100,15 +102,15 @@ def main() -> None:
     counters[f"{fast} sound"] = replace(counters[fast], sound=IntegerGaussian(SIGMA))
     if arguments.compile:
         counters[f"{fast} compiled"] = replace(counters[fast], compiled=True)
-    runs = {"usual loop fp32": lambda n: usual_loop(usual, image, n)}
-    runs |= {f"smoothcert {p}": lambda n, c=c: ours(c, image, n) for p, c in counters.items()}
+    runs: dict[str, Callable[[int], object]] = {"usual loop fp32": partial(usual_loop, usual, image)}
+    runs |= {f"smoothcert {name}": partial(ours, counter, image) for name, counter in counters.items()}
 
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for call in runs.values():
         call(5000)
     for _ in range(arguments.rounds):
         for name, call in runs.items():
-            rates[name].append(arguments.votes / seconds(lambda call=call: call(arguments.votes), device))
+            rates[name].append(arguments.votes / seconds(partial(call, arguments.votes), device))
     base = statistics.median(rates["usual loop fp32"])
     for name, values in rates.items():
         median = statistics.median(values)

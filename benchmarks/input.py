@@ -48,6 +48,7 @@ def main() -> None:
     options = parser.parse_args()
 
     listed = load_folder(options.folder, "train", image_size=224, in_memory_bytes=0)
+    assert isinstance(listed, ImageFiles)  # in_memory_bytes=0: no pixels are kept
     data = replace(listed, workers=options.workers)
     sizes = [listed.files[index].stat().st_size for index in range(len(listed))]
     torch.set_num_threads(1)

@@ -70,7 +70,8 @@ def usual_epoch_seconds(recipe: TrainRecipe, data: ImageData, device: torch.devi
                 terms.loss.backward()
                 optimizer.step()
                 terms.loss.item()
-                (terms.noisy_logits.argmax(-1) == targets).float().mean().item()
+                if terms.noisy_logits is not None:
+                    (terms.noisy_logits.argmax(-1) == targets).float().mean().item()
                 done += 1
                 if done == 5:
                     started = time.perf_counter()

@@ -5,6 +5,7 @@ python examples/finetune.py     # less than a minute on a CPU
 
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ def network() -> nn.Module:
     )
 
 
-def load(split: str) -> Dataset[tuple[Tensor, ...]]:
+def load(split: Literal["train", "test"]) -> Dataset[tuple[Tensor, ...]]:
     """Your data: a torch Dataset of (image, label)."""
     images = sc.load_dataset("mnist-sample", split)
     count = TRAINED if split == "train" else TESTED
@@ -51,8 +52,11 @@ def train_without_noise(path: Path) -> None:
 def certified_accuracy(smoothed: sc.SmoothedClassifier) -> float:
     """The share of test images that are certified for their label at RADIUS."""
     x, y = next(iter(DataLoader(load("test"), batch_size=TESTED)))
-    certificates = zip(smoothed.certify(x, n=1000, seed=0), y.tolist(), strict=True)
-    return sum(c.predict == label and c.radius >= RADIUS for c, label in certificates) / TESTED
+    certificates = smoothed.certify(x, n=1000, seed=0)
+    robust: list[bool] = [
+        c.predict == label and c.radius >= RADIUS for c, label in zip(certificates, y.tolist(), strict=True)
+    ]
+    return sum(robust) / TESTED
 
 
 def main(folder: Path) -> tuple[float, float]:

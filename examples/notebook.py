@@ -38,7 +38,7 @@ batches = list(smoothed.certify_loader(loader, n=VOTES, out="notebook/certificat
 # ## Certified accuracy at each radius
 
 # %%
-correct = torch.cat([batch.prediction == batch.labels for batch in batches])
+correct = torch.cat([batch.prediction for batch in batches]) == labels
 radius = torch.cat([batch.radius for batch in batches])
 grid = torch.linspace(0, float(radius.max()), 100, dtype=radius.dtype)
 curve = [float((correct & (radius >= r)).double().mean()) for r in grid]

@@ -3,6 +3,8 @@
 python examples/own_loop.py     # less than a minute on a CPU
 """
 
+from typing import Literal
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,7 +14,7 @@ import smoothcert as sc
 SIGMA, EPOCHS = 0.5, 2
 
 
-def load(split: str) -> TensorDataset:
+def load(split: Literal["train", "test"]) -> TensorDataset:
     """Images [n, 1, 28, 28] in [0, 1] and labels [n]. Replace this by your own data."""
     images = sc.load_dataset("mnist-sample", split)
     return TensorDataset(*images.batch(torch.arange(len(images))))
@@ -42,7 +44,9 @@ def main() -> float:
 
     x, y = load("test")[:20]
     certificates = sc.SmoothedClassifier(model, sigma=SIGMA, num_classes=10).certify(x, n=1000)
-    robust = [c.predict == label and c.radius >= 0.25 for c, label in zip(certificates, y.tolist(), strict=True)]
+    robust: list[bool] = [
+        c.predict == label and c.radius >= 0.25 for c, label in zip(certificates, y.tolist(), strict=True)
+    ]
     print(f"certified accuracy at L2 radius 0.25: {sum(robust) / len(robust):.0%} of {len(robust)} images")
     return sum(robust) / len(robust)
 

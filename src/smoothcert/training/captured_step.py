@@ -140,7 +140,7 @@ class CapturedStep:
 
     def _replay_and_decide(self, run: "RunInProgress", graph: torch.cuda.CUDAGraph) -> None:
         """Time a few replays; then compile, warm up and capture again if that saves time."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()  # do not measure the work of other runs on this GPU
         start.record()
         graph.replay()

@@ -31,7 +31,7 @@ def training_device(device: torch.device) -> Iterator[None]:
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     saved = cudnn.benchmark, products.fp32_precision
     cudnn.benchmark, products.fp32_precision = True, "tf32"
-    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.init()
     torch.cuda.reset_peak_memory_stats(device)
     try:
         with torch.cuda.device(device), new_stream(device):
@@ -46,5 +46,5 @@ def new_stream(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda":
         return nullcontext()
     torch.cuda.synchronize(device)  # the new stream then sees all results of earlier work
-    stream: AbstractContextManager[object] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream: AbstractContextManager[object] = torch.cuda.Stream(device)
     return torch.cuda.stream(stream)  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ class RunInProgress:
         # The network and what is saved with it; all of it is restored if the run continues.
         self.model: nn.Module = model.to(device, memory_format=weights_layout(self.own_network))  # type: ignore[call-overload]
         if options.sync_batch_norm and group.size > 1:  # our own kernels leave such layers to torch
-            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # type: ignore[no-untyped-call]
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
         self.optimizer = make_optimizer(self.model, recipe, device)
         self.initial_weights: dict[str, Tensor] | None = None  # for a restart, as long as one can follow
         self.origin = start.origin

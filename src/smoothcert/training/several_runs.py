@@ -90,10 +90,10 @@ class Pace:
     def stepped(self) -> None:
         """Record a step; call it in the stream, after the step was launched."""
         if self.device.type == "cuda":
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event()
             event.record()
             self.events.append(event)
 
     def far_ahead(self) -> bool:
         """Whether none of the last STEPS_AHEAD steps is done."""
-        return len(self.events) == STEPS_AHEAD and not self.events[0].query()  # type: ignore[no-untyped-call]
+        return len(self.events) == STEPS_AHEAD and not self.events[0].query()

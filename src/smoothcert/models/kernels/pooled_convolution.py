@@ -23,7 +23,7 @@ def pooled(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple
     cells = out.numel() // outputs
     small = cells * outputs < 2**19
     block = 32 if small else 64
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
+    with torch.cuda.device_of(x):  # where Triton launches
         pooled_kernels.pooled[(triton.cdiv(cells, block),)](
             x.contiguous(),
             weight.contiguous(),
@@ -55,7 +55,7 @@ def input_gradient(gradient: Tensor, which: Tensor, weight: Tensor, height: int,
     cells, window = which.numel() // outputs, (size + 1) ** 2 * channels
     windows = gradient.new_empty((cells, window))
     block_cells, block_numbers, block = 64, min(128, _block(window)), 512
-    with torch.cuda.device_of(gradient):  # type: ignore[no-untyped-call]  # where Triton launches
+    with torch.cuda.device_of(gradient):  # where Triton launches
         pooled_kernels.window_gradient[(triton.cdiv(cells, block_cells), triton.cdiv(window, block_numbers))](
             gradient.contiguous(),
             which,
@@ -90,7 +90,7 @@ def weight_gradient(gradient: Tensor, which: Tensor, x: Tensor, size: int) -> tu
     parts = triton.cdiv(cells, block * blocks_a_part)
     sums = gradient.new_empty((parts, outputs, taps), dtype=torch.float32)
     bias_sums = gradient.new_empty((parts, outputs), dtype=torch.float32)
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
+    with torch.cuda.device_of(x):  # where Triton launches
         pooled_kernels.weight_gradient[(chunks, parts)](
             gradient.contiguous(),
             which,

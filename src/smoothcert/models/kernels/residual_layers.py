@@ -167,7 +167,7 @@ class EvaluatedLayers(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, layers: Layers, epsilon: float) -> Tensor:
         weight, factor, bias = _folded(layers, epsilon)
         outs = x.new_empty((len(weight), *x.shape))
-        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(x):
             matrices = _matrices(weight, x, factor=factor)
             for number in range(len(outs)):
                 added = _added(number, x, shortcut, outs)
@@ -180,7 +180,7 @@ class EvaluatedLayers(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_derivatives()
         outs, weight, factor = ctx.saved_tensors
-        with torch.cuda.device_of(outs):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(outs):
             matrices = _matrices(weight, outs[0], factor=factor, transposed=True)
             carried = gradient = _masked_gradient(gradients[0].contiguous(), outs[-1], None)[0]
             for number in reversed(range(len(outs))):
@@ -261,7 +261,7 @@ def trained(
     [layers, 4, c]. Updates the running statistics as batch norm does."""
     layers = Layers(weights, gammas, betas, means, variances, batches)
     outs, ys, statistics = _trained_like(x, shortcut, weights)
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches
+    with torch.cuda.device_of(x):  # where Triton launches
         matrices = _matrices(torch.stack(weights), x)
         for number, (_, *norm) in enumerate(zip(*layers, strict=True)):
             sums, size = _convolution(_input(number, x, outs), matrices[number], ys[number])
@@ -284,7 +284,7 @@ def trained_again(
 ) -> tuple[Tensor, Tensor]:
     """The outputs and convolutions of `trained`, recomputed from its statistics."""
     outs, ys = _trained_again_like(x, shortcut, statistics, weights)
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(x):
         for number, matrix in enumerate(_matrices(torch.stack(weights), x)):
             _convolution(_input(number, x, outs), matrix, ys[number])
             _normalisation(ys[number], statistics[number], _added(number, x, shortcut, outs), outs[number])
@@ -315,7 +315,7 @@ def trained_gradient(
     # The parts of all layers are added in one kernel: one sum per layer would take half as long as the gradients.
     for_weights = x.new_empty((len(weights), parts[0] * _wide(x, 32), channels, 3, 3, channels), dtype=torch.float32)
     totals = statistics.new_empty((len(weights), 2, channels))
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(x):
         matrices = _matrices(torch.stack(weights), x, transposed=True)
         gradient, sums = _masked_gradient(gradient.contiguous(), outs[-1], (ys[-1], statistics[-1]))
         carried = gradient

@@ -100,7 +100,7 @@ def resnet_logits(images: Tensor, mean_and_scale: Tensor, tensors: list[Tensor],
         next_y, next_x = images.new_empty(following), images.new_empty(following)
         inputs = (x, y, mean_and_scale, weights, biases, layers + 1 if number == 0 else layers - 1)
         outputs = (next_y, next_x, logits, logits.shape[1], len(images))
-        with torch.cuda.device_of(images):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(images):
             grid = (-(-len(images) // _images(width)), 1, 1)
             kernel(grid, (threads, 1, 1), [*inputs, exit_weights, exit_biases, *outputs], shared)
         x, y = next_x, next_y

@@ -97,7 +97,7 @@ def shared_bytes(name: str, channels: int, width: int) -> int:
 def _launch(name: str, x: Tensor, grid: tuple[int, int], *arguments: Tensor | int | float) -> None:
     """Launch the kernel `name` for images like x; `forward` and `backward` need all blocks to run at the same time."""
     kernel, shared = _kernel(x.shape[3], x.shape[2], name, x.dtype, x.device.index or 0)
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(x):
         if name not in ("forward", "backward"):
             kernel((*grid, 1), (THREADS, 1, 1), list(arguments), shared)
             return
