@@ -59,7 +59,8 @@ def replace_statistics(network: nn.Module, batches: Iterable[Tensor]) -> None:
                 network(batch)
         finally:
             for layer, momentum, kind in before:
-                layer.momentum, layer.__class__ = momentum, kind
+                layer.momentum = momentum
+                layer.__class__ = kind
 
 
 def adapt_batch_norm(
@@ -84,7 +85,8 @@ def adapt_batch_norm(
     draws = torch.Generator().manual_seed(derived_seed(seed, 0))
     order = torch.randperm(len(data), device="cpu", generator=draws)[:count]
     generator = torch.Generator(device).manual_seed(derived_seed(seed, 1))
-    distribution, original = NOISES[noise](sigma), tensors_digest(network.state_dict())
+    distribution = NOISES[noise](sigma)
+    original = tensors_digest(network.state_dict())
     rows = data.batches(order.view(-1, size).to(device), slice(None), None)
     replace_statistics(network, (images + distribution.sample(images.shape, generator) for images, _ in rows))
     about = {"data": data.name, "split": data.split, "images": count, "noise": noise, "sigma": sigma, "seed": seed}

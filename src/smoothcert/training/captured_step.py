@@ -97,14 +97,17 @@ class CapturedStep:
         A part of the loss that starts late, such as an attack, makes the steps of the run more expensive.
         """
         if self.graph is not None:
-            self.graph, self.warm_up = None, WARM_UP_STEPS
-            self.compiled, self.timed = self.compiled or None, []
+            self.graph = None
+            self.warm_up = WARM_UP_STEPS
+            self.compiled = self.compiled or None
+            self.timed = []
 
     def _run_plain(self, run: "RunInProgress", images: Tensor, labels: Tensor) -> None:
         if not self.compiled:
             training_step(run, images, labels)
             return
-        state, buffers = run.generator.get_state(), [buffer.clone() for buffer in run.loss.buffers()]
+        state = run.generator.get_state()
+        buffers = [buffer.clone() for buffer in run.loss.buffers()]
         try:
             training_step(run, images, labels)
         except torch.OutOfMemoryError:
@@ -153,7 +156,8 @@ class CapturedStep:
         self.compiled = step * self.steps_left >= self.worth_compiling
         if self.compiled:
             run.loss.set_compiled(True)
-            self.graph, self.warm_up = None, WARM_UP_STEPS
+            self.graph = None
+            self.warm_up = WARM_UP_STEPS
 
 
 def _recorded(call: Callable[[], object], generator: torch.Generator) -> torch.cuda.CUDAGraph:

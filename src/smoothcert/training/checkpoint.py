@@ -61,7 +61,8 @@ class InputSpec:
     def from_mapping(cls, stored: Mapping[str, Any]) -> "InputSpec":
         """The inverse of `asdict`; raises ValueError, TypeError or KeyError for anything else."""
         channels, height, width = stored["shape"]
-        num_classes, layer = stored["num_classes"], stored["normalization"]
+        num_classes = stored["num_classes"]
+        layer = stored["normalization"]
         names = stored["class_names"]
         if not all(type(size) is int and 0 < size <= MOST for size in (channels, height, width, num_classes)):
             raise ValueError(f"expected sizes of 1 to {MOST}, got {stored['shape']} and {num_classes}")
@@ -244,7 +245,9 @@ def read_model_file(path: Path) -> ModelFile:
             about = json.loads((file.metadata() or {})["smoothcert"])
         kind: type[TrainRecipe | ImportRecipe] = TrainRecipe if "objective" in about["recipe"] else ImportRecipe
         recipe = parse_recipe(kind, about["recipe"], str(path))
-        spec, epoch, provenance = InputSpec.from_mapping(about["input"]), about["epoch"], about["provenance"]
+        spec = InputSpec.from_mapping(about["input"])
+        epoch = about["epoch"]
+        provenance = about["provenance"]
         most = recipe.epochs if isinstance(recipe, TrainRecipe) else math.inf
         if type(epoch) is not int or not 0 <= epoch <= most or not isinstance(provenance, dict):
             raise ValueError(f"epoch {epoch!r}, provenance {type(provenance).__name__}")
@@ -332,9 +335,9 @@ def load_runs(folders: Sequence[Path], code: str | None = None) -> list[Run]:
     for folder in folders:
         check_run_folder(folder)
     networks = {folder: read_model_file(folder / MODEL).recipe.model for folder in folders}
-    own = [folder for folder, network in networks.items() if is_own_code(network)]
-    # Without own networks, `code` is refused.
-    return [load_run(folder, code if folder in (own or folders) else None) for folder in folders]
+    with_own_code = [folder for folder, network in networks.items() if is_own_code(network)]
+    # Without a network of the user's own, `code` is refused.
+    return [load_run(folder, code if folder in (with_own_code or folders) else None) for folder in folders]
 
 
 def write_new_run(run: Run, weights: Mapping[str, Tensor]) -> None:

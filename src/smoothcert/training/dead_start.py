@@ -40,8 +40,11 @@ def restart_if_dead(run: "RunInProgress", metrics: Mapping[str, float]) -> bool:
     if run.average is not None:
         run.average.load(run.initial_weights)
     run.initial_weights = None
-    run.warm_up, run.dead_epochs, run.epoch, run.first_epoch = RESTART_WARM_UP, 0, 0, 0
-    run.started, run.next_save = time.perf_counter(), -math.inf
+    run.warm_up = RESTART_WARM_UP
+    run.dead_epochs = 0
+    run.epoch = run.first_epoch = 0
+    run.started = time.perf_counter()
+    run.next_save = -math.inf
     if run.group.leads:
         # The state is first: if the process is killed in between, resuming removes the metrics of the dead epochs.
         save_state(run.folder, run.state())
@@ -62,7 +65,8 @@ def constant_output(metrics: Mapping[str, float], labels: Tensor) -> bool:
     frequencies, to three digits; and its accuracy is at most that of one class for all images. False without a
     cross-entropy or an accuracy in `metrics`.
     """
-    cross_entropy, accuracy = metrics.get("cross_entropy", metrics.get("natural")), metrics.get(ACCURACY)
+    cross_entropy = metrics.get("cross_entropy", metrics.get("natural"))
+    accuracy = metrics.get(ACCURACY)
     if cross_entropy is None or accuracy is None:
         return False
     counts = torch.bincount(labels).double()

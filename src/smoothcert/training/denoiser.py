@@ -50,7 +50,7 @@ class Denoiser:
 
     def check(self, shape: tuple[int, ...], sigma: float, noise: str) -> None:
         """Refuse images of another shape, and noise that the denoiser was not made for."""
-        if len(shape) != 3 or any(own not in (None, size) for own, size in zip(self.shape, shape, strict=True)):
+        if len(shape) != 3 or any(known not in (None, size) for known, size in zip(self.shape, shape, strict=True)):
             raise RequestError(
                 f"{self.path}: expected images {_sizes(self.shape)}, which the denoiser is for, got {_sizes(shape)}; "
                 "give a denoiser for these images"

@@ -28,9 +28,11 @@ def training_device(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    products = torch.backends.cuda.matmul
     saved = cudnn.benchmark, products.fp32_precision
-    cudnn.benchmark, products.fp32_precision = True, "tf32"
+    cudnn.benchmark = True
+    products.fp32_precision = "tf32"
     torch.cuda.init()
     torch.cuda.reset_peak_memory_stats(device)
     try:

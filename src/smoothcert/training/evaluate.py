@@ -30,7 +30,8 @@ def noisy_accuracy(run: "RunInProgress", data: Images) -> float:
     Each image has one noisy copy, drawn from (seed, epoch); training is not affected.
     """
     generator = torch.Generator(run.device).manual_seed(derived_seed(run.recipe.seed, Purpose.TEST_ACCURACY, run.epoch))
-    weights, correct = dict(run.weights()), 0
+    weights = dict(run.weights())
+    correct = 0
     with evaluating(run.model), run.autocast():
         for indices in torch.split(torch.arange(len(data), device="cpu"), BATCH):
             images, labels = data.batch(indices)

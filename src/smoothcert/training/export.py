@@ -23,7 +23,8 @@ def export_run(folder: str | Path, out: str | Path, *, code: str | None = None) 
     digest of the original weights and the largest change of a weight. A run whose network is a user's own code is
     exported if `code` names it.
     """
-    run, out = load_run(Path(folder), code), Path(out)
+    run = load_run(Path(folder), code)
+    out = Path(out)
     refuse_existing_folder(out)
     weights = run.model.state_dict()
     # Weights of convolutions and linear layers; biases, batch norm and the mean and std of the input stay float32.

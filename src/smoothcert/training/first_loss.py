@@ -25,14 +25,16 @@ def try_loss(
 
     What `state_dict` has, the mode of `network`, and the global random numbers are as before.
     """
-    name, device = name_in_recipes(recipe.objective), next(network.parameters()).device
+    name = name_in_recipes(recipe.objective)
+    device = next(network.parameters()).device
     x, y = (part.to(device) for part in data.batch(torch.arange(images, device="cpu")))
     shape = (recipe.objective.num_noise, *x.shape)
     noise = NOISES[recipe.noise](recipe.sigma).sample(shape, torch.Generator(device).manual_seed(0))
     zero = torch.zeros((), device=device)
     targets = None if recipe.teacher is None else x.new_full((images, data.num_classes), 1 / data.num_classes)
     progress = Progress(recipe.sigma, zero, zero, torch.full((images,), 0.5, device=device), zero, targets, teacher)
-    training, before = network.training, {key: value.clone() for key, value in network.state_dict().items()}
+    training = network.training
+    before = {key: value.clone() for key, value in network.state_dict().items()}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             objective = recipe.objective.in_epoch(0)

@@ -52,7 +52,8 @@ class Teacher(nn.Module):
         super().__init__()
         precision = resolve_precision(recipe.precision, device)
         self.network = at_precision(classifier, precision, device, shape)
-        self.dtype, self.layout = DTYPES[precision], image_layout(self.network)
+        self.dtype = DTYPES[precision]
+        self.layout = image_layout(self.network)
 
     def forward(self, inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, enabled=False):
@@ -74,7 +75,7 @@ def about_classifier(classifier: nn.Module) -> dict[str, Any]:
 
 def is_built_in_network(network: nn.Module) -> bool:
     """Whether all layers of `network` are ours or torch's, so that it makes no decisions in Python in its forward."""
-    own = ("torch.nn.modules.", "smoothcert.models.")
+    built_in = ("torch.nn.modules.", "smoothcert.models.")
     hub = ("smoothcert.models.hub", "smoothcert.models.diffusion")  # around the code of other libraries
     layers = [(type(layer).__module__, is_plain(layer)) for layer in network.modules()]
-    return all(plain and module.startswith(own) and not module.startswith(hub) for module, plain in layers)
+    return all(plain and module.startswith(built_in) and not module.startswith(hub) for module, plain in layers)

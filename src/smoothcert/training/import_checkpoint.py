@@ -120,7 +120,8 @@ def _own_network(
             + ("add --dataset NAME" if inputs is None else "leave --input-layer out")
         )
     fields = {"dataset": dataset, "model": arch, "input_layer": "none", **about}
-    recipe, notes = parse_recipe(ImportRecipe, fields, "import"), list[str]()
+    recipe = parse_recipe(ImportRecipe, fields, "import")
+    notes: list[str] = []
     network = as_module(own_model_with_weights(arch, inputs.num_classes, file, notes.append), arch, "arch")
     check_outputs(network, arch, inputs.shape, inputs.num_classes)
     spec = InputSpec(inputs.shape, inputs.num_classes, class_names=inputs.class_names)

@@ -59,7 +59,8 @@ def load_initial_weights(
     check_file(path, "a run folder, a .safetensors file or a PyTorch checkpoint")
     weights = _read(path, key, on_note)
     target = model.state_dict()
-    matched, problems = dict(weights), list[str]()
+    matched = dict(weights)
+    problems: list[str] = []
     if set(weights) != set(target):
         matched, problems = _match(weights, target)
     differing = [key for key in matched if matched[key].shape != target[key].shape]
@@ -85,7 +86,9 @@ def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
     device = device_of(model)
     with torch.no_grad(), evaluating(model), torch.random.fork_rng(devices=[]):
         logits = torch.cat([logits_of(model(part.to(device))).float().cpu() for part in torch.split(images, 10)])
-    notes, classes, labels = [], logits.argmax(1), labels.cpu()
+    notes = []
+    classes = logits.argmax(1)
+    labels = labels.cpu()
     one_hot = bool(((logits == 0) | (logits == 1)).all())  # votes, which have no softmax
     if not one_hot and bool(((logits >= 0) & (logits <= 1)).all()) and _are_probabilities(model, logits, trained):
         notes.append("the network returns probabilities, but losses expect logits; omit its last softmax or sigmoid")

@@ -37,7 +37,8 @@ def input_layer_warning(run: Run, images: Images) -> str | None:
     Each of up to 200 images, spread over the data, has one noisy copy, always the same one.
     """
     assert isinstance(run.recipe, ImportRecipe), "only an imported run has an input layer to check"
-    current, network = run.recipe.input_layer, network_of(run.model, run.spec)
+    current = run.recipe.input_layer
+    network = network_of(run.model, run.spec)
     known = DATASETS.get(run.recipe.dataset)
     published = images.normalization if known is None else known.normalization
     pixels, labels = images.batch(spread(len(images), MOST_IMAGES))

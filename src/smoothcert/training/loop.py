@@ -117,8 +117,10 @@ def training_steps(
 def start_epoch(run: RunInProgress) -> Iterator[tuple[Tensor, Tensor]]:
     """Set what depends on the epoch, and return the batches of the images that the sampler draws."""
     recipe, epoch = run.recipe, run.epoch
-    run.steps_done, run.epoch_started = 0, time.perf_counter()
-    run.last_report, run.active_runs = run.epoch_started, run.options.running()
+    run.steps_done = 0
+    run.epoch_started = time.perf_counter()
+    run.last_report = run.epoch_started
+    run.active_runs = run.options.running()
     run.learning_rate = learning_rate(recipe, epoch, run.warm_up)
     run.meter.restart()
     run.model.train()

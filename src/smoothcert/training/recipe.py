@@ -169,7 +169,8 @@ class TrainRecipe(Recipe):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy with changed fields, which are validated. As in `--set`, fields of the objective need no prefix."""
-        fields, known = dict(update or {}), type(self.objective).model_fields.keys() - TrainRecipe.model_fields.keys()
+        fields = dict(update or {})
+        known = type(self.objective).model_fields.keys() - TrainRecipe.model_fields.keys()
         names = {key: key.removeprefix("objective.") for key in fields}
         inside = {names[key]: fields.pop(key) for key in names if names[key] in known and "objective" not in names}
         if inside:
@@ -190,7 +191,12 @@ class TrainRecipe(Recipe):
         for name, value in flattened(self.to_mapping()).items():
             if not isinstance(value, int | float):
                 continue
-            most = LARGEST if isinstance(value, float) else MOST if name.startswith("objective.") else value
+            if isinstance(value, float):
+                most: float = LARGEST
+            elif name.startswith("objective."):
+                most = MOST
+            else:
+                continue  # the declarations of these fields have their limits
             if value > most:
                 raise ValueError(f"{name}: expected at most {most:g}, got {shown(repr(value))}")
         if self.objective.chunked and self.batch_size % self.objective.num_noise:
@@ -299,7 +305,8 @@ def _full_key(keys: list[str], objective: Any) -> list[str]:
     A field of this very name is preferred."""
     known = objective if isinstance(objective, Mapping) else {}
     inside = keys[0] == "objective" and len(keys) > 1
-    name, rest = keys[inside], keys[inside + 1 :]
+    name = keys[inside]
+    rest = keys[inside + 1 :]
     meant = LETTERS.get(name, name)
     if not inside and meant in TrainRecipe.model_fields:
         return [meant, *rest]
@@ -307,12 +314,12 @@ def _full_key(keys: list[str], objective: Any) -> list[str]:
         if candidate in known and candidate != "name":
             return ["objective", candidate, *rest]
     # Fields of a user's objective are not known yet; one that resembles a field of the recipe is refused with a hint.
-    own = _is_reference(known.get("name")) and not get_close_matches(name, TrainRecipe.model_fields, cutoff=0.8)
-    if name in LETTERS and not own and not inside:
+    of_user = _is_reference(known.get("name")) and not get_close_matches(name, TrainRecipe.model_fields, cutoff=0.8)
+    if name in LETTERS and not of_user and not inside:
         return ["objective", meant, *rest]  # which this method does not have: the message lists those that it has
     others = known.keys() - {"name"}  # which would choose another method
     misspelt = others.intersection(get_close_matches(name, [*TrainRecipe.model_fields, *sorted(others)], n=1))
-    return ["objective", *keys] if (own or misspelt) and not inside else keys
+    return ["objective", *keys] if (of_user or misspelt) and not inside else keys
 
 
 def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> None:

@@ -137,7 +137,8 @@ def open_folder(
     elif resume:
         refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
     model = read_model_file(folder / MODEL) if (folder / MODEL).exists() else None
-    state, digest = load_state(folder), data.digest()
+    state = load_state(folder)
+    digest = data.digest()
     if not resume and state is not None:
         refuse_existing_run(folder, trained=state.epoch > 0)
         state = None
@@ -222,7 +223,8 @@ def refuse_other_origin(folder: Path, recorded: Mapping[str, Any], wanted: Mappi
 
     Initial weights need not be given again, nor the classifier of a run that is `finished`.
     """
-    known, init = recorded.get("init") or {}, wanted.get("init")
+    known = recorded.get("init") or {}
+    init = wanted.get("init")
     if init is not None and any(init.get(part) != known.get(part) for part in ("sha256", "key")):
         raise RequestError(
             f"{folder}: its training started from {known.get('file', 'random weights')}, --init gives "

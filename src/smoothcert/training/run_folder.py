@@ -48,11 +48,11 @@ def check_run_folder(folder: Path) -> None:
     """Refuse a path that is not a run folder with a model."""
     if folder.is_file():
         weights = folder.name != MODEL and folder.suffix in WEIGHTS
-        own = (
+        weights_hint = (
             f"give weights of your own network as --model FILE.py:function --init {folder}, or make a run of a "
             f"published checkpoint with `smoothcert import {shlex.quote(str(folder))} --sigma S --out RUN`"
         )
-        hint = own if weights else f"give the folder that holds {MODEL}"
+        hint = weights_hint if weights else f"give the folder that holds {MODEL}"
         raise RequestError(f"{folder}: expected a run folder, got a file; {hint}")
     if not folder.is_dir():
         nearby = folder.parent if folder.parent.is_dir() else folder.parent.parent

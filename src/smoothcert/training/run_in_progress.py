@@ -89,8 +89,11 @@ class RunInProgress:
         # The request and the data.
         self.recipe, self.folder, self.group, self.device, self.options = recipe, folder, group, device, options
         self.own_network = options.model is not None or is_code(recipe.model)
-        self.spec, self.data_digest, self.versions = InputSpec.of(data), start.digest, versions(device)
-        self.data, self.test_data = data.to(device), None if tested is None else tested.to(device)
+        self.spec = InputSpec.of(data)
+        self.data_digest = start.digest
+        self.versions = versions(device)
+        self.data = data.to(device)
+        self.test_data = None if tested is None else tested.to(device)
         self.precision = resolve_precision(recipe.precision, device)
 
         # The network and what is saved with it; all of it is restored if the run continues.
@@ -112,9 +115,11 @@ class RunInProgress:
 
         # The clock, and the state of the current epoch.
         self.active_runs = 1  # the largest number of runs side by side in this epoch
-        self.started, self.next_save = time.perf_counter(), -math.inf
+        self.started = time.perf_counter()
+        self.next_save = -math.inf
         self.epoch_started = self.last_report = 0.0
-        self.learning_rate, self.steps_done = 0.0, 0
+        self.learning_rate = 0.0
+        self.steps_done = 0
 
         # A step on `images_per_step` images, of which this process computes its share.
         per_step = recipe.images_per_step
@@ -174,7 +179,8 @@ class RunInProgress:
 
     def set_targets(self, shares: Tensor, origin: dict[str, Any]) -> None:
         """Use these shares of a teacher's votes [images, classes] in every step; call it before the first one."""
-        self.targets, self.targets_origin = shares.to(self.device), origin
+        self.targets = shares.to(self.device)
+        self.targets_origin = origin
         # A captured step reads this tensor.
         rows = self.targets.new_empty(self.share.stop - self.share.start, shares.shape[1])
         self.progress = self.progress._replace(targets=rows)

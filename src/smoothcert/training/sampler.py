@@ -72,7 +72,8 @@ class RadiusWeightedSampler(UniformSampler):
 
     def _without_discarded(self, run: "RunInProgress") -> Tensor:
         """Equal weights for the images that are correct often enough, 0 for the others."""
-        settings, total = self.settings, len(run.data)
+        settings = self.settings
+        total = len(run.data)
         if not settings.discard_below:
             return torch.ones(total, dtype=torch.float64)
         votes = correct_votes(run, settings.discard_votes, torch.arange(total), Purpose.DISCARD_VOTES)

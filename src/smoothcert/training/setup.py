@@ -30,7 +30,8 @@ from smoothcert.training.seeds import Purpose, derived_seed
 @contextmanager
 def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options: Options) -> Iterator[RunInProgress]:
     """Build the network, open the folder, which is locked while the context lasts, and restore what it holds."""
-    device, model = find_device(options.device), options.model
+    device = find_device(options.device)
+    model = options.model
     on_note = options.on_note if group.leads else silent
     if options.sync_batch_norm and device.type != "cuda":
         raise RequestError(
@@ -71,7 +72,8 @@ def prepare_folder(run: RunInProgress, start: Start) -> None:
     """Write the files that a run needs before its first step, and report what has no effect or looks wrong."""
     for text in run.without_effect():
         run.options.on_note(text)
-    fresh, from_file = start.state is None and start.epoch == 0, "init" in start.origin
+    fresh = start.state is None and start.epoch == 0
+    from_file = "init" in start.origin
     if fresh and from_file:
         # A killed process must not leave a run that continues from random weights.
         save_state(run.folder, run.state())

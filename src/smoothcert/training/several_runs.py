@@ -42,8 +42,10 @@ def train_together(
     """
     if jobs < 1:
         raise RequestError(f"jobs: expected at least 1, got {jobs}")
-    on_device, at_once = find_device(device), min(jobs, len(runs))
-    waiting, failures = list(runs), dict[Path, Exception]()
+    on_device = find_device(device)
+    at_once = min(jobs, len(runs))
+    waiting = list(runs)
+    failures: dict[Path, Exception] = {}
     active: list[tuple[Path, Generator[None, None, None], AbstractContextManager[object], Pace]] = []
     # The stack closes the runs after an exception too, which must not leave their folders locked.
     with training_device(on_device), team(on_device, TRAINING_SECONDS) as group, ExitStack() as opened:

@@ -67,9 +67,11 @@ class StepLoss(nn.Module):
 def make_optimizer(model: nn.Module, recipe: TrainRecipe, device: torch.device) -> torch.optim.Optimizer:
     """SGD or AdamW. On a GPU it is one kernel that reads the learning rate from a tensor: a captured step sees it
     change."""
-    gpu, parameters = device.type == "cuda", model.parameters()
+    gpu = device.type == "cuda"
+    parameters = model.parameters()
     rate = torch.full((), recipe.learning_rate, device=device) if gpu else recipe.learning_rate
-    decay, fused = recipe.weight_decay, True if gpu else None
+    decay = recipe.weight_decay
+    fused = True if gpu else None
     if recipe.optimizer == "adamw":
         betas = (recipe.momentum, 0.999)
         return torch.optim.AdamW(parameters, rate, betas, weight_decay=decay, fused=fused, capturable=gpu)

@@ -38,7 +38,9 @@ def teacher_shares(
 
     `train` of `training/loop.py` trains the teacher, unless that is done. While another run does it, this one waits.
     """
-    recipe, digest, group = run.recipe, run.data_digest, run.group
+    recipe = run.recipe
+    digest = run.data_digest
+    group = run.group
     teacher = teacher.model_copy(update={"dataset": recipe.dataset, "image_size": recipe.image_size})
     kept = {name: getattr(run.options, name) for name in ("device", "capture", "compiling", "on_progress", "on_note")}
     home = teacher_folder(teacher, digest, run.folder)
@@ -90,7 +92,8 @@ def teacher_folder(teacher: TrainRecipe, digest: str, folder: Path) -> Path:
 
 def count_votes(model: nn.Module, recipe: TrainRecipe, data: Images, votes: int, device: torch.device) -> Tensor:
     """Return the votes int32 [images, classes] of a teacher, trained by `recipe`, without augmentation."""
-    noise, size = NOISES[recipe.noise](recipe.sigma), default_batch_size(device, data.shape)
+    noise = NOISES[recipe.noise](recipe.sigma)
+    size = default_batch_size(device, data.shape)
     network, dtype = with_kernels(model.to(device), resolve_precision(recipe.precision, device), device)
     counter = VoteCounter(network, noise, data.num_classes, size, dtype)
     counts = []
@@ -106,7 +109,8 @@ def read_votes(path: Path, about: Mapping[str, Any]) -> Tensor | None:
     check_regular_file(path)
     try:
         with safe_open(path, framework="pt") as file:
-            stored, votes = json.loads(file.metadata()["smoothcert"]), file.get_tensor("votes")
+            stored = json.loads(file.metadata()["smoothcert"])
+            votes = file.get_tensor("votes")
         same = stored == {**about, "sha256": tensors_digest({"votes": votes})}
     except DAMAGE:  # a missing file is an OSError
         return None

@@ -35,7 +35,8 @@ def load_objective(recipe: TrainRecipe) -> TrainRecipe:
     objective = recipe.objective
     if not isinstance(objective, UnloadedObjective):
         return recipe
-    kind, fields = import_objective(objective.reference), recipe.to_mapping()
+    kind = import_objective(objective.reference)
+    fields = recipe.to_mapping()
     del fields["objective"]["name"]
     try:
         loaded = validated(kind, fields["objective"], "objective.")
