@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from smoothcert.data import ImageData
 from smoothcert.training.checkpoint import load_run, tensors_digest
-from smoothcert.training.dead_start import at_chance, constant_output
+from smoothcert.training.dead_start import constant_output, no_better_than_majority
 from smoothcert.training.loop import TrainingStatus, train
 
 
@@ -122,10 +122,12 @@ def test_constant_output_is_recognized_by_its_cross_entropy() -> None:
     assert not constant_output({"cross_entropy": entropy}, labels), "no accuracy: the objective gives no logits"
 
 
-def test_at_chance_compares_with_the_majority_class() -> None:
+def test_a_learnt_accuracy_is_above_that_of_the_majority_class() -> None:
     labels = torch.tensor([0] * 60 + [1] * 40)
-    assert [at_chance(accuracy, labels) for accuracy in (0.0, 0.5, 0.6, 0.62, 0.64, 1.0)] == [True] * 4 + [False] * 2
-    assert not at_chance(1.0, torch.zeros(5, dtype=torch.int64)), "one class: nothing to learn"
+    assert [no_better_than_majority(accuracy, labels) for accuracy in (0.0, 0.5, 0.6, 0.62, 0.64, 1.0)] == [
+        True
+    ] * 4 + [False] * 2
+    assert not no_better_than_majority(1.0, torch.zeros(5, dtype=torch.int64)), "one class: nothing to learn"
 
 
 def test_run_that_learns_is_not_noted(tmp_path: Path, tiny_data: ImageData) -> None:

@@ -72,10 +72,10 @@ def constant_output(metrics: Mapping[str, float], labels: Tensor) -> bool:
     counts = torch.bincount(labels).double()
     entropy = float(torch.special.entr(counts / len(labels)).sum())
     near = any(abs(cross_entropy - dead) < DEAD_TOLERANCE * dead for dead in (entropy, math.log(max(len(counts), 2))))
-    return near and at_chance(accuracy, labels)
+    return near and no_better_than_majority(accuracy, labels)
 
 
-def at_chance(accuracy: float, labels: Tensor) -> bool:
+def no_better_than_majority(accuracy: float, labels: Tensor) -> bool:
     """Whether predicting one class for all images is about as accurate; False if there is only one class."""
     majority = float(torch.bincount(labels).max()) / len(labels)
     return accuracy < 1.05 * majority < 1.05

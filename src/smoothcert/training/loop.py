@@ -25,7 +25,7 @@ from smoothcert.io.text import duration, rate
 from smoothcert.objectives import Progress
 from smoothcert.objectives.base import warm_up
 from smoothcert.training.checkpoint import save_weights
-from smoothcert.training.dead_start import LEARNT_BY, at_chance, nothing_learnt, restart_if_dead
+from smoothcert.training.dead_start import LEARNT_BY, no_better_than_majority, nothing_learnt, restart_if_dead
 from smoothcert.training.device import default_float32, training_device
 from smoothcert.training.divergence import stop_if_loss_diverged, stop_if_weights_diverged
 from smoothcert.training.evaluate import noisy_accuracy, recompute_statistics
@@ -188,7 +188,7 @@ def finish_epoch(run: RunInProgress) -> None:
             line["test_noisy_accuracy"] = noisy_accuracy(run, run.test_data)
         append_metrics(run.folder / METRICS, line)
         accuracy = metrics.get(ACCURACY)
-        if run.epoch + 1 == LEARNT_BY and accuracy is not None and at_chance(accuracy, run.data.labels):
+        if run.epoch + 1 == LEARNT_BY and accuracy is not None and no_better_than_majority(accuracy, run.data.labels):
             run.options.on_note(f"{run.folder}: {nothing_learnt(run.warm_up, accuracy)}")
     if restart_if_dead(run, metrics):
         return
