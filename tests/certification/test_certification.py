@@ -32,7 +32,7 @@ from smoothcert.classifier import image_layout
 from smoothcert.data import ImageData
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.results import alone, read_settings, stored_settings, write_settings
+from smoothcert.io.results import only_writer, read_settings, stored_settings, write_settings
 from smoothcert.models.precision import at_precision, has_batch_norm
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.accuracy import NoiseAccuracy
@@ -404,7 +404,7 @@ def test_folding_does_not_freeze_the_random_numbers_of_a_network(shift: Callable
 
 def test_two_processes_cannot_write_one_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    with alone(path), pytest.raises(RequestError, match="another process is writing it"):
+    with only_writer(path), pytest.raises(RequestError, match="another process is writing it"):
         certify(trained_run, test_data, path, [0])
     assert not path.exists()
     assert len(certify(trained_run, test_data, path, [0])) == 1
@@ -505,7 +505,7 @@ def test_a_lock_file_removed_by_its_holder_is_locked_again(tmp_path: Path, monke
         lock(file, operation)
 
     monkeypatch.setattr("fcntl.flock", removed_first)
-    with alone(path), pytest.raises(RequestError, match="another process"), alone(path):
+    with only_writer(path), pytest.raises(RequestError, match="another process"), only_writer(path):
         pass
     assert len(tries) >= 3
 
@@ -514,7 +514,7 @@ def write_alone(path: Path, number: int, barrier: Barrier) -> None:
     print_to(path.with_name(f"process{number}"))
     barrier.wait(60)
     try:
-        with alone(path):
+        with only_writer(path):
             barrier.wait(60)
             print("wrote")
     except RequestError as error:
@@ -533,7 +533,7 @@ def test_only_one_of_three_processes_writes_a_file(tmp_path: Path) -> None:
 
 
 def end_within(path: Path) -> None:
-    with alone(path):
+    with only_writer(path):
         os._exit(9)
 
 
@@ -542,7 +542,7 @@ def test_a_lock_of_a_killed_process_does_not_block(tmp_path: Path) -> None:
     process.join(PATIENCE)
     assert process.exitcode == 9
     assert [path.name for path in tmp_path.iterdir()] == [".a.tsv.lock"]
-    with alone(tmp_path / "a.tsv"):
+    with only_writer(tmp_path / "a.tsv"):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -556,7 +556,7 @@ def test_a_lock_that_is_a_symbolic_link_is_refused(exists: bool, tmp_path: Path)
         precious.write_text("content")
     (tmp_path / "run" / ".a.tsv.lock").symlink_to(precious)
     expected = r"\.a\.tsv\.lock: expected no file or a lock file, got a symbolic link; remove it"
-    with pytest.raises(RequestError, match=expected), alone(tmp_path / "run" / "a.tsv"):
+    with pytest.raises(RequestError, match=expected), only_writer(tmp_path / "run" / "a.tsv"):
         pass
     assert (precious.read_text() if precious.exists() else None) == ("content" if exists else None)
 

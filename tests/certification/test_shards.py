@@ -8,7 +8,7 @@ import pytest
 from smoothcert.certification.certificates import CertifiedImage, certificates_writer, read_certificates
 from smoothcert.certification.shards import Selection, merge_certificates, other_versions
 from smoothcert.errors import RequestError
-from smoothcert.io.results import alone
+from smoothcert.io.results import only_writer
 from smoothcert.smoothing.certificate import Certificate
 
 SETTINGS = {"sigma": 0.5, "n": 10, "alpha": 0.001, "seed": 1}
@@ -116,7 +116,7 @@ def test_shards_of_other_selections_are_refused(tmp_path: Path) -> None:
 
 def test_a_shard_that_is_being_written_is_refused(tmp_path: Path) -> None:
     paths = shards(tmp_path, 2)
-    with alone(paths[1]), pytest.raises(RequestError, match=r"shard2of2\.tsv: another process is writing it"):
+    with only_writer(paths[1]), pytest.raises(RequestError, match=r"shard2of2\.tsv: another process is writing it"):
         merge_certificates(paths, tmp_path / "all.tsv")
     assert merge_certificates(paths, tmp_path / "all.tsv") == 20
 

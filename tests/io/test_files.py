@@ -6,7 +6,7 @@ import pytest
 
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file, write_text_atomically
-from smoothcert.io.results import alone
+from smoothcert.io.results import only_writer
 
 
 def test_only_regular_files_are_accepted(tmp_path: Path) -> None:
@@ -36,14 +36,14 @@ def test_written_files_have_the_permissions_that_the_umask_allows(tmp_path: Path
 def test_a_result_in_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     refused = pytest.raises(RequestError, match=r"file: expected a folder to write to, got .*; choose another")
-    with refused, alone(tmp_path / "file" / "a.tsv"):
+    with refused, only_writer(tmp_path / "file" / "a.tsv"):
         pass
 
 
 def test_work_that_fails_leaves_no_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="fails"), alone(tmp_path / "runs/a/certificates/one.tsv"):
+    with pytest.raises(ValueError, match="fails"), only_writer(tmp_path / "runs/a/certificates/one.tsv"):
         raise ValueError("fails")
     assert not list(tmp_path.iterdir())
-    with alone(path := tmp_path / "runs/b/one.tsv"):
+    with only_writer(path := tmp_path / "runs/b/one.tsv"):
         path.touch()
     assert path.exists()

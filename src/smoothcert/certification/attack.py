@@ -37,7 +37,7 @@ from smoothcert.data import Images
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_form
-from smoothcert.io.results import alone, differing_settings, stored_settings
+from smoothcert.io.results import differing_settings, only_writer, stored_settings
 from smoothcert.io.text import rate
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import Gaussian
@@ -262,7 +262,7 @@ def attack_dataset(
         )
     attacker = _attacker(subject.classifier, data, recipe, device)
     subject.check_votes(attacker.counter, data, device)
-    with alone(path), attacks_writer(path, settings, subject.provenance(device)) as writer:
+    with only_writer(path), attacks_writer(path, settings, subject.provenance(device)) as writer:
         wanted = set(indices)
         known = {row.index for row in writer.done}
         rows = [row for row in writer.done if row.index in wanted]

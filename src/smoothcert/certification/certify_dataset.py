@@ -37,7 +37,7 @@ from smoothcert.data.images import in_parts, spread
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import existing_form, exists, plain_form, plain_while_written
-from smoothcert.io.results import ResultWriter, alone, stored_settings, write_settings
+from smoothcert.io.results import ResultWriter, only_writer, stored_settings, write_settings
 from smoothcert.io.text import duration, rate
 from smoothcert.noise import sigma_warning
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
@@ -159,7 +159,7 @@ def certify_dataset(
 
     with ExitStack() as stack:
         if team.leads:
-            stack.enter_context(alone(path))
+            stack.enter_context(only_writer(path))
             stack.enter_context(plain_while_written(path))
         stack.enter_context(fitting_into_memory(prepared.recipe.batch_size))
         work = Certification(prepared, images, team, on_estimate)

@@ -28,7 +28,7 @@ from smoothcert.data.images import in_parts, in_unit_interval
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
-from smoothcert.io.results import ResultWriter, alone, stored_settings
+from smoothcert.io.results import ResultWriter, only_writer, stored_settings
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.training.checkpoint import tensors_digest
 
@@ -239,7 +239,7 @@ def _opened_file(path: Path, subject: Subject, source: Batches, prepared: Prepar
     }
     provenance = subject.provenance(prepared.device)
     with (
-        alone(path, "choose another out"),
+        only_writer(path, "choose another out"),
         plain_while_written(path) as plain,
         certificates_writer(plain, settings, provenance) as writer,
     ):

@@ -10,7 +10,7 @@ from smoothcert.certification.serve.log import HEADER, format_answer, read_log, 
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import read_content
 from smoothcert.io.files import write_text_atomically
-from smoothcert.io.results import alone, refuse_existing, settings_path, write_settings
+from smoothcert.io.results import only_writer, refuse_existing, settings_path, write_settings
 from smoothcert.noise import NOISES, Noise
 from smoothcert.smoothing.bounds import SLACK
 from smoothcert.smoothing.certificate import ABSTAIN, certificate_from_bound, certified_radius, largest_other
@@ -57,7 +57,7 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
         raise RequestError(f"{path}: expected the seed that its coins are drawn from, got none; recertify each shard")
     noise = NOISES[settings["noise"]](settings["sigma"])
     rows = [bounded_again(row, noise, settings) for row in file.rows]
-    with alone(out, "choose another --out"):
+    with only_writer(out, "choose another --out"):
         refuse_existing(out)
         write_certificates(out, rows, settings, {**file.provenance, "recertified_from": path.name})
     return len(rows)

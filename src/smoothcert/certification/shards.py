@@ -14,7 +14,7 @@ from smoothcert.certification.certificates import (
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import compress, existing_form, plain_form
-from smoothcert.io.results import alone, differing_settings, not_being_written, refuse_existing, settings_path
+from smoothcert.io.results import differing_settings, not_being_written, only_writer, refuse_existing, settings_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def merge_certificates(
         provenance["incomplete"] = problems
     elif whole is not None and whole.shard[1] > 1:
         provenance["selection"] = replace(whole, shard=(1, 1)).to_mapping()
-    with alone(out, "choose another --out"):
+    with only_writer(out, "choose another --out"):
         refuse_existing(out)
         write_certificates(out, rows.values(), settings, provenance)
     return len(rows)
@@ -178,7 +178,7 @@ def compress_certificates(path: Path) -> str | None:
     Otherwise return why the file is left as it is: it is compressed already, lacks images that its call selected, so
     that it can be continued, or has another ending. A damaged file is a WorkError.
     """
-    with alone(path, "compress it afterwards"):
+    with only_writer(path, "compress it afterwards"):
         if existing_form(path) != plain_form(path):
             return "compressed already"
         file = read_certificates(path)

@@ -90,7 +90,7 @@ def _lock(path: Path) -> Path:
 
 
 @contextmanager
-def alone(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
+def only_writer(path: Path, otherwise: str = "choose another --name") -> Iterator[None]:
     """Refuse a second process that would write the file `path` at the same time; the message ends in `otherwise`.
 
     Temporary files that killed processes left of it, of its compressed form and of its settings are removed, and so are
@@ -121,7 +121,7 @@ def _remove_empty(folder: Path) -> None:
 @contextmanager
 def not_being_written(path: Path, otherwise: str) -> Iterator[None]:
     """Refuse a file that another process is writing, and keep others from writing it meanwhile."""
-    with alone(path, otherwise) if _lock(path).exists() else nullcontext():
+    with only_writer(path, otherwise) if _lock(path).exists() else nullcontext():
         yield
 
 

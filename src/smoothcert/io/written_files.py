@@ -12,7 +12,7 @@ from pathlib import Path
 
 from smoothcert.errors import RequestError, write_error
 from smoothcert.io.files import remove_temporaries, replaced_atomically, write_text_atomically
-from smoothcert.io.results import alone
+from smoothcert.io.results import only_writer
 
 MANIFEST = ".smoothcert-report.json"
 Digests = dict[str, list[str]]
@@ -47,7 +47,7 @@ def write_files(
     """
     request = stored_request(folder) if request is None else request
     refuse_foreign_files(folder, (name for name, content in files.items() if content is not None), force)
-    with alone(folder / MANIFEST, "choose another folder"):
+    with only_writer(folder / MANIFEST, "choose another folder"):
         for name in files:
             remove_temporaries(folder / name)
         return _write_files(folder, files, request)

@@ -25,7 +25,7 @@ from smoothcert.data.class_names import refuse_other_order
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
 from smoothcert.io.references import same_reference
-from smoothcert.io.results import alone
+from smoothcert.io.results import only_writer
 from smoothcert.io.text import named_error
 from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub, is_own_code
 from smoothcert.training.device import default_float32
@@ -343,7 +343,7 @@ def load_runs(folders: Sequence[Path], code: str | None = None) -> list[Run]:
 def write_new_run(run: Run, weights: Mapping[str, Tensor]) -> None:
     """Write an imported or changed model into the folder of `run`, which must be new."""
     refuse_existing_folder(run.folder)
-    with alone(run.folder / METRICS, "choose another --out"):
+    with only_writer(run.folder / METRICS, "choose another --out"):
         save_weights(run, weights)
         run.recipe.save(run.folder / RECIPE)
 

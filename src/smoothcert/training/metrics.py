@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from smoothcert.errors import WorkError, write_error
 from smoothcert.io.compressed import compress, compressed_form, existing_form, exists, read_content
 from smoothcert.io.files import check_inside, write_text_atomically
-from smoothcert.io.results import alone
+from smoothcert.io.results import only_writer
 
 METRICS = "metrics.jsonl"
 ACCURACY = "noisy_accuracy"
@@ -69,7 +69,7 @@ def compress_metrics(path: Path, epochs: int) -> bool:
     """Compress the metrics of a run that has trained all its `epochs`; return whether this was done."""
     if not path.exists():
         return False
-    with alone(path, "compress it afterwards"):
+    with only_writer(path, "compress it afterwards"):
         finished = epochs_in(path) >= epochs
         if finished:
             compress(path)

@@ -11,7 +11,7 @@ from torch import nn
 from smoothcert.data import Images, silent, with_known_classes
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
-from smoothcert.io.results import alone
+from smoothcert.io.results import only_writer
 from smoothcert.models import check_outputs, is_hub, load_hub, output_names
 from smoothcert.noise import sigma_warning
 from smoothcert.objectives import Denoising, Distillation, UnloadedObjective, is_built_in
@@ -57,7 +57,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     if not is_built_in(recipe.objective) and not without_teacher:
         teacher = None if options.classifier is None else Teacher(options.classifier, recipe, device, data.shape)
         try_loss(recipe, data, model.to(device), recipe.images_per_step // group.size, teacher)
-    with alone(folder / METRICS, "choose another --out") if group.leads else nullcontext():
+    with only_writer(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, origin, options.resume, on_note)
         run = RunInProgress(recipe, data, tested, folder, group, device, model, start, options)
         if group.leads:

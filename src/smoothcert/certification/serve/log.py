@@ -28,7 +28,7 @@ from smoothcert.certification.serve.rule import Question, RuleName, grid_radii
 from smoothcert.errors import WorkError, write_error
 from smoothcert.io.compressed import read_content
 from smoothcert.io.files import write_text_atomically
-from smoothcert.io.results import alone, read_settings, settings_path, write_settings
+from smoothcert.io.results import only_writer, read_settings, settings_path, write_settings
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
@@ -150,7 +150,7 @@ class CertificateLog:
         self.folder, self.largest, self.keep = folder, largest, keep
         self._settings = {"models": {name: dict(model) for name, model in models.items()}}
         self._stack = ExitStack()
-        self._stack.enter_context(alone(folder / "certificates", "choose another --log"))
+        self._stack.enter_context(only_writer(folder / "certificates", "choose another --log"))
         self._descriptor = -1
         files = self._files()
         newest = files[-1] if files else None
