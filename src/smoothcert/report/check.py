@@ -97,7 +97,8 @@ def _picture_differences(folder: Path, contents: Contents, files: Sequence[str])
 
     Reports of earlier versions do not record what their figures show; of these only changes of the files are found.
     """
-    shown, names = digests_stored_in(folder), {file: file.rpartition(".")[0] for file in files}
+    shown = digests_stored_in(folder)
+    names = {file: file.rpartition(".")[0] for file in files}
     draw = figures_of(contents) if files else {}
     figures = {name: draw[name]() for name in dict.fromkeys(names.values()) if name in shown}
     digests = {name: None if figure is None else digest_of(figure) for name, figure in figures.items()}

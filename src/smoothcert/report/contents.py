@@ -243,7 +243,9 @@ def _read(path: Path) -> CertificatesFile:
 
 def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
     """What tells the numbers of a run from those of a usual one; `whole` is its file with all images."""
-    settings, recipe, differences = summary.file.settings, summary.recipe, []
+    settings = summary.file.settings
+    recipe = summary.recipe
+    differences = []
     trained_on = str(recipe.get("dataset") or "")
     if summary.split == UNSPLIT and summary.dataset and same_reference(summary.dataset, trained_on):
         differences.append("certified on images that it was trained on: new images may do worse")
@@ -259,7 +261,8 @@ def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
     if missing:
         differences.append(f"incomplete: {one_line(missing)[:200]}")
     if summary.images < len(whole.rows):
-        images, are = counted(summary.images, "image"), "is" if summary.images == 1 else "are"
+        images = counted(summary.images, "image")
+        are = "is" if summary.images == 1 else "are"
         differences.append(f"only the {images} that all runs of the same σ have {are} counted")
     return differences
 

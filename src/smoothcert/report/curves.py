@@ -131,8 +131,8 @@ def _label_right(axes: Axes, end: float, curves: Sequence[Curve], looks: Mapping
     """
     right = axes.get_xlim()[1]
     steps = {curve.label: curve.certified for curve in curves}
-    corners = {label: np.searchsorted(own.radii, 0.99 * end) - 1 for label, own in steps.items()}
-    heights = {label: 100 * float(own.accuracy[corners[label]]) for label, own in steps.items()}
+    corners = {label: np.searchsorted(curve.radii, 0.99 * end) - 1 for label, curve in steps.items()}
+    heights = {label: 100 * float(curve.accuracy[corners[label]]) for label, curve in steps.items()}
     places = _spread(heights)
     if end < NEAR * right or len(heights) > MOST_CURVES or max(map(len, heights)) > LONGEST:
         return False

@@ -70,7 +70,8 @@ def describe(files: Sequence[Named], descriptions: Sequence[Description]) -> lis
 def _refuse_impossible(file: CertificatesFile) -> None:
     """Refuse sigma, n and alpha at which no votes show the largest radius of the file: one of them is wrong."""
     sigma, n, alpha = (file.settings.get(key) for key in ("sigma", "n", "alpha"))
-    ceiling, largest = ceiling_of(file, sigma, n, alpha), float(file.columns.radius.max(initial=0.0))
+    ceiling = ceiling_of(file, sigma, n, alpha)
+    largest = float(file.columns.radius.max(initial=0.0))
     if ceiling is not None and largest > ceiling * (1 + ROUNDED):
         raise RequestError(
             f"--as: expected radii of at most {radius_text(ceiling)} for sigma {sigma:g}, n {n:,} and alpha {alpha:g}, "

@@ -121,7 +121,8 @@ def _over_seeds(comparison: Comparison, radius: float, seeds: Sequence[SeedMean]
     means = [mean for mean in seeds if names.issuperset(run.name for run in mean.members)]
     if not means:
         return ""
-    words, scopes = [], {f" of {mean.members[0].images:,}" for mean in means[:MOST_RUNS]}
+    words = []
+    scopes = {f" of {mean.members[0].images:,}" for mean in means[:MOST_RUNS]}
     for mean in means[:MOST_RUNS]:
         counts = [_count(run, radius) for run in mean.members]
         scope = f" of {mean.members[0].images:,}" if len(scopes) > 1 else ""

@@ -42,11 +42,14 @@ def html_page(contents: Contents, written: datetime.date | None = None) -> str:
     from markupsafe import Markup  # comes with Jinja2; both are needed only here
 
     written = written or datetime.date.today()
-    labels, settings = contents.labels, contents.hyperparameters
+    labels = contents.labels
+    settings = contents.hyperparameters
     looks = looks_of(labels.values())
-    styles, numbered = list(looks.values()), list(looks)
+    styles = list(looks.values())
+    numbered = list(looks)
     look_of = {name: numbered.index(label) for name, label in labels.items()}
-    ordered, panels = by_sigma(contents.summaries), curve_data(contents.panels, look_of, styles)
+    ordered = by_sigma(contents.summaries)
+    panels = curve_data(contents.panels, look_of, styles)
     script = "\n".join(map(_page_file, _SCRIPTS))
     letters = [f"{column.title.split()[0]} = " for column in contents.table.columns if column.key in settings]
     return _template().render(
@@ -114,7 +117,8 @@ def _shown(content: Layout) -> dict[str, Any]:
 
 def _provenance(summary: Summary) -> dict[str, Any]:
     """What the files of the run record about its training and certification."""
-    file, path = summary.file, recipe_of_certificates(summary.file.path)
+    file = summary.file
+    path = recipe_of_certificates(file.path)
     # It was read before: a file that is too large for a recipe is refused.
     lines = None if path is None else path.read_text(encoding="utf-8", errors="replace").splitlines()
     return {

@@ -139,9 +139,9 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
                 {
                     "title": kind,
                     "total": total,
-                    "images": [_card(row, names, shown_pictures.get((source, row.index))) for row in own],
+                    "images": [_card(row, names, shown_pictures.get((source, row.index))) for row in images],
                 }
-                for kind, (own, total) in kinds[member.name].items()
+                for kind, (images, total) in kinds[member.name].items()
             ]
             run = {"name": one_line(member.name), "label": labels[member.name], "group": number, "kinds": lists}
             runs.append({**run, "note": reason})

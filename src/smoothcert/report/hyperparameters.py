@@ -45,10 +45,10 @@ def with_hyperparameters(summaries: Sequence[Summary]) -> list[Summary]:
     recipes = {s.name: _flat(s.recipe) for s in summaries}
     differing: dict[str, None] = {}
     for members in _alike(summaries):
-        own = [recipe for s in members if (recipe := recipes[s.name])]
-        for key in (key for recipe in own for key in recipe):
+        known = [recipe for s in members if (recipe := recipes[s.name])]
+        for key in (key for recipe in known for key in recipe):
             in_all = key.rpartition(".")[0] in ("", "objective")
-            if len({repr(recipe.get(key)) for recipe in own if in_all or key in recipe}) > 1:
+            if len({repr(recipe.get(key)) for recipe in known if in_all or key in recipe}) > 1:
                 differing[key] = None
     shown = [key for key in differing if key not in _NOT_COLUMNS]
     return [
@@ -88,14 +88,15 @@ def _others(summary: Summary, parameter: str) -> dict[str, Value]:
 
 def _sweep(parameter: str, group: Sequence[Summary], summaries: Sequence[Summary]) -> Sweep:
     """The sweep of `group`, whose runs share all but `parameter`; the reference is one of `summaries`."""
-    at: dict[float, list[Summary]] = {}
+    runs_at: dict[float, list[Summary]] = {}
     for s in sorted(group, key=lambda s: float(s.hyperparameters[parameter] or 0)):
-        at.setdefault(float(s.hyperparameters[parameter] or 0), []).append(s)
-    first, shared = group[0], _others(group[0], parameter)
+        runs_at.setdefault(float(s.hyperparameters[parameter] or 0), []).append(s)
+    first = group[0]
+    shared = _others(first, parameter)
     if form := _flat(first.recipe).get(LOSS_FORM):
         shared.setdefault(LOSS_FORM, form)
     plain = (s for s in summaries if s.method == "gaussian" and s.group == first.group and s not in group)
-    return Sweep(parameter, at, shared, next((s for s in plain if not obstacles([*group, s])), None))
+    return Sweep(parameter, runs_at, shared, next((s for s in plain if not obstacles([*group, s])), None))
 
 
 def _flat(recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -133,9 +133,11 @@ def _differing(runs: Sequence[NamedRun]) -> list[str]:
     objective = {key for run in runs for key in flattened(run.recipe.get("objective") or {})}
     keys = dict.fromkeys(key for settings in panels.values() for one in settings for key in one)
     differ = [key for key in keys if any(len({repr(one.get(key)) for one in panel}) > 1 for panel in panels.values())]
-    own = [key for key in differ if key in objective]
-    apart = all(len({repr([one.get(key) for key in own]) for one in panel}) == len(panel) for panel in panels.values())
-    return own if apart else differ
+    of_objective = [key for key in differ if key in objective]
+    apart = all(
+        len({repr([one.get(key) for key in of_objective]) for one in panel}) == len(panel) for panel in panels.values()
+    )
+    return of_objective if apart else differ
 
 
 def _named_networks(runs: Sequence[NamedRun]) -> dict[str, str]:
@@ -195,7 +197,8 @@ def facts_of(summaries: "Sequence[Summary]") -> list[str]:
 
     def listed(values: Iterable[object], text: str = "{}") -> list[str]:
         known = dict.fromkeys(value for value in values if value is not None)
-        return [text.format(" and ".join(f"{v:,}" if isinstance(v, int) else f"{v}" for v in known))] if known else []
+        texts = [f"{value:,}" if isinstance(value, int) else f"{value}" for value in known]
+        return [text.format(" and ".join(texts))] if texts else []
 
     models = [summary.file.settings.get("model") for summary in summaries]
     images = sorted({summary.images for summary in summaries})
@@ -212,7 +215,8 @@ def facts_of(summaries: "Sequence[Summary]") -> list[str]:
 def scope_text(summaries: "Iterable[Summary]") -> str:
     """The numbers of images and votes of some runs, on two lines."""
     runs = list(summaries)
-    images, votes = sorted({run.images for run in runs}), sorted({run.n for run in runs if run.n is not None})
+    images = sorted({run.images for run in runs})
+    votes = sorted({run.n for run in runs if run.n is not None})
     text = counted(images[0], "image")
     if len(images) > 1:
         text = f"{images[0]:,} to {images[-1]:,} images, see the table"

@@ -102,7 +102,8 @@ class Layout:
         """At most `width` wide on a terminal: without the columns to be left out, then with every second, third, ...
         radius only."""
         radii = [i for i, column in enumerate(self.columns) if column.radius is not None]
-        last, fit = max(column.left_out for column in self.columns), self
+        last = max(column.left_out for column in self.columns)
+        fit = self
         for step, most in product(range(1, max(1, len(radii)) + 1), range(last + 1)):
             hidden = (set(radii) - set(radii[::step])) | {
                 i for i, column in enumerate(self.columns) if 0 < column.left_out <= most

@@ -102,7 +102,8 @@ def distinct_names(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
 
     Files of one folder whose names differ only in their endings keep one name.
     """
-    folders, longer = [path.resolve().parent.parts for path in paths], list(names)
+    folders = [path.resolve().parent.parts for path in paths]
+    longer = list(names)
     for depth in range(1, max(map(len, folders), default=1)):
         counts = Counter(longer)
         longer = [
@@ -144,5 +145,8 @@ def locate(paths: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[Path]]:
     names = []
     for file, owner in by_real_path.values():
         stem = _ENDING.sub("", file.name)
-        names.append(stem if owner == file else f"{owner.name}/{stem}" if counts[owner] > 1 else owner.name)
+        if owner == file:
+            names.append(stem)
+        else:
+            names.append(f"{owner.name}/{stem}" if counts[owner] > 1 else owner.name)
     return list(zip(distinct_names(names, owners), files, strict=True)), uncertified

@@ -66,7 +66,8 @@ def looks_of(labels: Iterable[str]) -> dict[str, Look]:
     ramps = [variants for variants in ramps if len(variants) >= _LEAST_OF_RAMP]
     for number, variants in enumerate(ramps):
         for i, label in enumerate(variants):
-            share, dash = i / (len(variants) - 1), DASHES[number % len(DASHES)]
+            share = i / (len(variants) - 1)
+            dash = DASHES[number % len(DASHES)]
             looks[label] = Look(_between(_RAMP, share), _between(_DARK_RAMP, share), dash)
     # Exact names first: a variant must not take the look of a method that is in the figure.
     for name_of in (str, _family, lambda label: label.partition(" (")[0].partition(", ")[0]):

@@ -61,7 +61,8 @@ class StatusBar:
     """Shows each status that it is called with."""
 
     def __init__(self, bar: Progress, console: PlainConsole, name: str) -> None:
-        self._bar, self._task = bar, bar.add_task(name, total=None, now="")
+        self._bar = bar
+        self._task = bar.add_task(name, total=None, now="")
         self.note, self.warn = console.note, console.warn
         """Print above the bar."""
 

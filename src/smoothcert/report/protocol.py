@@ -34,7 +34,9 @@ def norm_of(file: CertificatesFile) -> str:
 
 def kept_apart(file: CertificatesFile) -> str:
     """Why the radii cannot be compared with those of plain certificates; "" if they can."""
-    return "cascade" if file.settings.get("cascade") else "randomized bound" if file.is_randomized else ""
+    if file.settings.get("cascade"):
+        return "cascade"
+    return "randomized bound" if file.is_randomized else ""
 
 
 def class_names_of(file: CertificatesFile) -> tuple[str, ...]:
@@ -82,7 +84,9 @@ def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> d
 
 def remarks_on(file: CertificatesFile) -> tuple[str, ...]:
     """What is unusual; usual are n votes for each image of several classes, under Gaussian noise in floats."""
-    settings, columns, n = file.settings, file.columns, file.settings.get("n")
+    settings = file.settings
+    columns = file.columns
+    n = settings.get("n")
     radii = ", ".join(map(str, settings.get("radii") or ()))
     cascade = settings.get("cascade") or ()
     of_one_class = len(columns) >= MANY_IMAGES and len(np.unique(columns.label)) == 1

@@ -68,7 +68,8 @@ def exceeds(values: Sequence[float], others: Sequence[float]) -> bool:
     With two or three seeds a difference of two standard errors is common by chance; the test asks for 4.3 with two.
     """
     errors = [statistics.variance(each) / len(each) for each in (values, others)]
-    difference, squared = statistics.fmean(values) - statistics.fmean(others), sum(errors)
+    difference = statistics.fmean(values) - statistics.fmean(others)
+    squared = sum(errors)
     if not squared:
         return difference > 0
     freedom = squared**2 / (errors[0] ** 2 / (len(values) - 1) + errors[1] ** 2 / (len(others) - 1))

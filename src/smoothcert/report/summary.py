@@ -134,7 +134,8 @@ class Summary:
     @cached_property
     def outcomes(self) -> Outcomes:
         """What counts of the rows."""
-        columns, certified = self.file.columns, self.file.columns.correct
+        columns = self.file.columns
+        certified = columns.correct
         rows = Outcomes(columns.index, columns.label, certified, np.where(certified, columns.radius, 0.0))
         return rows.at(np.argsort(columns.index, kind="stable"))
 
@@ -239,7 +240,9 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         raise RequestError(
             f"{file.path}: expected at least one certified image, got none; continue with `smoothcert certify RUN`"
         )
-    columns, settings, recipe = file.columns, file.settings, run_recipe(file.path)
+    columns = file.columns
+    settings = file.settings
+    recipe = run_recipe(file.path)
     sigma, alpha = settings.get("sigma"), settings.get("alpha")
     n = _shared_count(file, "n", set(columns.n.tolist()))
     return Summary(

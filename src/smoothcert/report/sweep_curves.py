@@ -46,13 +46,15 @@ def _notes(sweeps: Sequence[Sweep]) -> list[str]:
 
 
 def _draw(axes: Axes, sweep: Sweep) -> None:
-    values, first = list(sweep.runs), sweep.first
+    values = list(sweep.runs)
+    first = sweep.first
     acrs = [fmean(run.acr for run in runs) for runs in sweep.runs.values()]
     errors = [
         stdev(run.acr for run in runs) if len(runs) > 1 else runs[0].acr_standard_error or 0.0
         for runs in sweep.runs.values()
     ]
-    method, own = first.named.title or "", first.named.own_method
+    method = first.named.title or ""
+    own_method = first.named.own_method
     colour = looks_of([method])[method].colour
     axes.errorbar(values, acrs, errors if any(errors) else None, marker="o", color=colour, capsize=3, linewidth=1.6)
     doubling = all(after == 2 * before for before, after in pairwise(values))
@@ -70,11 +72,11 @@ def _draw(axes: Axes, sweep: Sweep) -> None:
         axes.annotate(METHODS["gaussian"], (0.02 if left else 1, acr), (0, 3), **place, **style)
     network = shared_network(run.recipe for runs in sweep.runs.values() for run in runs)
     facts = (method, first.dataset and dataset_name(first.dataset), network, f"σ = {first.sigma:g}")
-    shared = ", ".join(setting_text(key, value, own) for key, value in sweep.shared.items())
+    shared = ", ".join(setting_text(key, value, own_method) for key, value in sweep.shared.items())
     axes.set_title(
         "\n".join(plain(line) for line in (", ".join(filter(None, facts)), shared) if line), fontsize=TITLE_SIZE
     )
-    name = setting_name(sweep.parameter, own)
+    name = setting_name(sweep.parameter, own_method)
     axes.set_xlabel(plain(f"{name}: {MEANINGS[name]}" if name in MEANINGS else name))
     axes.set_ylabel("average certified L2 radius (ACR)")
     axes.margins(y=0.15)

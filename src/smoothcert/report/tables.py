@@ -109,8 +109,8 @@ def _numbers(summaries: Sequence[Summary]) -> list[Column]:
 
 def _hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Summary] = lambda s: s) -> list[Column]:
     """One column per hyper-parameter in which runs differ, titled as in the papers; `of` gives the run of a row."""
-    own = {key for s in summaries if s.named.own_method for key in s.hyperparameters}
-    titles = setting_titles(dict.fromkeys(key for s in summaries for key in s.hyperparameters), own)
+    of_own_methods = {key for s in summaries if s.named.own_method for key in s.hyperparameters}
+    titles = setting_titles(dict.fromkeys(key for s in summaries for key in s.hyperparameters), of_own_methods)
 
     def column(key: str, title: str) -> Column:
         def text(row: Any) -> str:
