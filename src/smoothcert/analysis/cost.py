@@ -102,7 +102,8 @@ def _cost(name: str, folder: Path) -> Cost:
     if not exists(folder / METRICS):
         raise RequestError(f"{folder}: expected {METRICS} of a training, got none; leave this run out")
     recipe = load_run_recipe(folder / RECIPE)
-    epochs, provenance = read_epochs(folder / METRICS, _Epoch.model_validate), model_provenance(folder)
+    epochs = read_epochs(folder / METRICS, _Epoch.model_validate)
+    provenance = model_provenance(folder)
     seconds = [epoch.seconds for epoch in epochs]
     acr, images = _certified(folder, recipe.sigma)
     published = _published(recipe)
@@ -172,7 +173,8 @@ def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
 
 def _published(recipe: TrainRecipe) -> dict[str, str] | None:
     """The row of the paper's table whose training does the same work; None if there is none."""
-    work, rows = _work(recipe), paper_table("consistency/table3")
+    work = _work(recipe)
+    rows = paper_table("consistency/table3")
     return next((row for row in rows if _work(preset(PUBLISHED[row["method"]], 0.5)) == work), None)
 
 
@@ -261,7 +263,8 @@ def draw_cost(costs: Sequence[Cost]) -> Figure:
     paper = _numbers(c.published_hours for c in costs)
     printed = [UNKNOWN if c.published_hours is None else duration(3600 * c.published_hours) for c in costs]
     panels = [(f"training time ({unit})", factor * hours, [_total(c) for c in costs], factor * paper, printed)]
-    memory, paper = _numbers(c.peak_memory_bytes for c in costs), _numbers(c.published_memory_gb for c in costs)
+    memory = _numbers(c.peak_memory_bytes for c in costs)
+    paper = _numbers(c.published_memory_gb for c in costs)
     if np.isfinite(memory).any():
         paper *= 1e9 / GIB
         printed = [f"{value:.2f} GiB" for value in paper]

@@ -82,7 +82,8 @@ class Diagnosis:
         title = plain(f"{self.model} on {self.images:,} images of {dataset_name(self.dataset)}")
         figure, axes = one_panel(4.8, 3.2, title, "σ: standard deviation of the noise", "accuracy under noise (%)")
         points = [(0.0, self.clean_accuracy), *self.accuracy_under_noise]
-        sigmas, accuracies = [sigma for sigma, _ in points], [100 * accuracy for _, accuracy in points]
+        sigmas = [sigma for sigma, _ in points]
+        accuracies = [100 * accuracy for _, accuracy in points]
         axes.plot(sigmas, accuracies, color=FIRST, marker="o", markersize=4, clip_on=False)
         axes.axvline(self.sigma, color=GREY, linewidth=1, linestyle="--", zorder=1)
         axes.text(self.sigma, 98, f" chosen σ = {self.sigma:g}", ha="left", va="top", fontsize=8, color=GREY)
@@ -113,9 +114,11 @@ def doctor(
     depends on `seed` alone.
     """
     subject = Subject.of(model)
-    classifier, title = subject.classifier, name or subject.name
+    classifier = subject.classifier
+    title = name or subject.name
     defaults: dict[str, Any] = {"sigma": 0.25, "noise": "gaussian", **subject.defaults}
-    sigma, kind = checked_sigma(defaults["sigma"] if sigma is None else sigma), NOISES[defaults["noise"]]
+    sigma = checked_sigma(defaults["sigma"] if sigma is None else sigma)
+    kind = NOISES[defaults["noise"]]
     if images < 1:
         raise RequestError(f"images: expected at least 1, got {images}")
     data = with_known_classes(data, subject.class_names) if isinstance(data, Images) else data
@@ -157,15 +160,19 @@ def _findings(
     examined: Examined, sigma: float, noise: Tensor, right: dict[float, Tensor], measured: NoiseAccuracy
 ) -> Sequence[Finding]:
     """What is wrong, in the order in which it should be corrected; `right` are the right images by noise level."""
-    outside, mode = check_range(examined.images), check_mode(examined)
-    scaled, inputs, noisy = None, examined.images, examined.images + sigma * noise
+    outside = check_range(examined.images)
+    mode = check_mode(examined)
+    scaled = None
+    inputs = examined.images
+    noisy = examined.images + sigma * noise
     if outside is None and mode is None:
         scaled, inputs = check_input(examined, noisy)
     statistics = None
     if outside is None:  # other images have other statistics
         statistics = check_statistics(examined, float(examined.correct(inputs).double().mean()), noisy)
     if statistics is not None:
-        scaled, inputs = None, examined.images
+        scaled = None
+        inputs = examined.images
     findings = [
         outside,
         mode,
@@ -177,22 +184,22 @@ def _findings(
         check_sigma(sigma, right.__getitem__),
         check_enlarged(examined.images) if outside is None else None,
     ]
-    found = [finding for finding in findings if finding is not None]
-    if any(finding.code in EXPLAINED or finding.code == "batch-statistics" for finding in found):
-        return found
+    present = [finding for finding in findings if finding is not None]
+    if any(finding.code in EXPLAINED or finding.code == "batch-statistics" for finding in present):
+        return present
     text = f"clean accuracy {measured.clean:.0%}, under noise of sigma {sigma:g} {measured.noisy:.0%}"
     if measured.fault == "chance":
         advice = "check the weights, the labels and the preprocessing; then train the network"
-        found.append(Finding("chance", f"the network is at chance: {text}", advice))
+        present.append(Finding("chance", f"the network is at chance: {text}", advice))
     elif measured.fault == "noise":
-        found.append(
+        present.append(
             Finding(
                 "noise",
                 f"the network is not robust to noise: {text}",
                 "fine-tune it under noise, or put a denoiser in front of it, or choose a smaller sigma",
             )
         )
-    return found
+    return present
 
 
 def _outputs(classifier: Classifier, images: Tensor, labels: Tensor, name: str) -> int:
@@ -200,7 +207,9 @@ def _outputs(classifier: Classifier, images: Tensor, labels: Tensor, name: str) 
     logits = first_logits(classifier, images, name)
     check_logits(logits, len(images))
     refuse_nan(logits)
-    outputs, lowest, highest = int(logits.shape[1]), int(labels.min()), int(labels.max())
+    outputs = int(logits.shape[1])
+    lowest = int(labels.min())
+    highest = int(labels.max())
     if highest >= outputs or lowest < 0:
         raise RequestError(
             f"model: {name} has {outputs} outputs, but there are labels from {lowest} to {highest}; give data of its "

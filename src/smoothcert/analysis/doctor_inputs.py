@@ -125,13 +125,14 @@ def check_input(examined: Examined, noisy: Tensor) -> tuple[Finding | None, Tens
     Predictions are compared up to the order of the classes: if only the labels are exchanged, a model that ignores its
     input may be right more often.
     """
-    images, labels = examined.images, examined.labels.cpu()
+    images = examined.images
+    labels = examined.labels.cpu()
     steps = input_steps(images.shape[1], examined.normalization) if images.ndim == 4 else {}
     classes = {text: examined.classes(normalised(images, step)) for text, (step, _) in steps.items()}
     given = examined.classes(images)
     before = right_in_any_order(labels, given, examined.outputs)
-    rights = {text: right_in_any_order(labels, chosen, examined.outputs) for text, chosen in classes.items()}
-    better = [text for text, right in rights.items() if clearly_better(right, before, 0.05)]
+    right_after = {text: right_in_any_order(labels, chosen, examined.outputs) for text, chosen in classes.items()}
+    better = [text for text, right in right_after.items() if clearly_better(right, before, 0.05)]
     if better:
         under_noise = right_in_any_order(labels, examined.classes(noisy), examined.outputs)
         for text in tuple(better):
@@ -141,19 +142,21 @@ def check_input(examined: Examined, noisy: Tensor) -> tuple[Finding | None, Tens
                 better.remove(text)
     if not better:
         return None, images
-    most = max(int(rights[text].sum()) for text in better)
-    similar = [text for text in better if int(rights[text].sum()) >= most - SIMILAR * len(before)]
+    most = max(int(right_after[text].sum()) for text in better)
+    similar = [text for text in better if int(right_after[text].sum()) >= most - SIMILAR * len(before)]
     best, code = steps[similar[0]]  # the steps are sorted, the usual ones first
     order = ""
-    if torch.equal(rights[similar[0]], classes[similar[0]] == labels):
-        before, rights = given == labels, {text: chosen == labels for text, chosen in classes.items()}
+    if torch.equal(right_after[similar[0]], classes[similar[0]] == labels):
+        before = given == labels
+        right_after = {text: chosen == labels for text, chosen in classes.items()}
     else:
         order = ", both with the classes in the order that fits best"
     mean, std = (tuple(float(f"{value:.4g}") for value in part) for part in (best.mean, best.std))
+    expected = ", or ".join(f"{text} (accuracy {share(right_after[text])})" for text in similar)
     finding = Finding(
         code,
-        f"the model expects images {', or '.join(f'{text} (accuracy {share(rights[text])})' for text in similar)}: "
-        f"on images in [0, 1], to which the noise is added, its accuracy is {share(before)}{order}",
+        f"the model expects images {expected}: on images in [0, 1], to which the noise is added, its accuracy is "
+        f"{share(before)}{order}",
         "make this step its first layer, with the mean and std of your own training if you know them: "
         f"torch.nn.Sequential(smoothcert.models.Normalize({mean}, {std}), model)",
     )
@@ -167,8 +170,10 @@ def check_channel_order(examined: Examined, inputs: Tensor) -> Finding | None:
     """
     if inputs.ndim != 4 or inputs.shape[1] != 3:
         return None
-    labels, classes = examined.labels.cpu(), examined.classes(inputs.flip(1))
-    before, right = examined.classes(inputs) == labels, classes == labels
+    labels = examined.labels.cpu()
+    classes = examined.classes(inputs.flip(1))
+    before = examined.classes(inputs) == labels
+    right = classes == labels
     chance = independent_accuracy(classes, labels, examined.outputs)
     if not clearly_better(right, before, 0.05) or float(right.double().mean()) < chance + (1 - chance) / 4:
         return None
@@ -185,7 +190,8 @@ def right_in_any_order(labels: Tensor, classes: Tensor, outputs: int) -> Tensor:
 
     That order is not fitted to the same images: with few images of each class, some order fits any predictions.
     """
-    right, elsewhere = classes == labels, right_in_fitted_order(labels, classes, outputs)
+    right = classes == labels
+    elsewhere = right_in_fitted_order(labels, classes, outputs)
     return elsewhere if elsewhere.sum() > right.sum() else right
 
 
@@ -208,7 +214,8 @@ def right_in_fitted_order(labels: Tensor, classes: Tensor, outputs: int) -> Tens
 
 def check_labels_order(examined: Examined, inputs: Tensor) -> Finding | None:
     """Another order of the classes that explains the predictions far better, also on images it was not fitted to."""
-    classes, labels = examined.classes(inputs), examined.labels.cpu()
+    classes = examined.classes(inputs)
+    labels = examined.labels.cpu()
     right = right_in_fitted_order(labels, classes, examined.outputs)
     # A network that is not trained also fits some order better than the given one, but none of them well.
     if not clearly_better(right, classes == labels, 0.2) or right.float().mean() < 0.5:

@@ -43,7 +43,8 @@ def check_statistics(examined: Examined, rival: float, noisy: Tensor) -> Finding
     Images on another scale would look the same: the accuracy must be above `rival`, that on the best scale. Statistics
     of noisy images, which `adapt` computes, are right if they do better on `noisy` images than those of clean ones.
     """
-    model, inputs = examined.classifier, examined.images
+    model = examined.classifier
+    inputs = examined.images
     if not isinstance(model, nn.Module):
         return None
     trained = copy.deepcopy(model).eval()

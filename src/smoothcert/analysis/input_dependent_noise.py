@@ -163,7 +163,8 @@ def worst_cases_csv(cases: WorstCases) -> str:
 
 def draw_worst_cases(cases: WorstCases) -> Figure:
     """Exact value and bound against the dimension, both axes logarithmic; the dimensions of data sets marked."""
-    scales, dimensions = cases.scales, np.asarray(cases.dimensions)
+    scales = cases.scales
+    dimensions = np.asarray(cases.dimensions)
     at_x = f"The class has probability {scales.probability:g} at an image, under noise of σ = {scales.sigma:g}."
     title = f"{at_x}\nHow small can it be at L2 distance {scales.radius:g}, where σ = {scales.other_sigma:g}?"
     x, y = "dimension d (number of pixel values)", "smallest probability of the class"

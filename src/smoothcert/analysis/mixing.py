@@ -164,7 +164,8 @@ def draw_mixing(mixing: Mixing) -> Figure:
     for run in mixing.runs:
         ratios = np.sort(run.ratio[np.isfinite(run.ratio)])
         share = 100 * np.arange(len(ratios) + 1) / len(run.ratio)
-        always, length = plain(f"{run.never_changes:.0%}"), np.median(run.distance)
+        always = plain(f"{run.never_changes:.0%}")
+        length = np.median(run.distance)
         label = f"{labels[run.run]}: {always} right at every ratio; ratio 1 is L2 length {length:.2f} (median)"
         corners = np.concatenate([[0.0], ratios, [1.0]]), np.append(share, share[-1])
         draw_steps(axes, *corners, label, looks[labels[run.run]])
