@@ -70,8 +70,10 @@ def load_folder(
         if not skip_unreadable or not readable:
             raise _unusable(files, unreadable)
         skipped = (f"{files.root}: {len(unreadable)} of {len(files)} files are skipped: {_reasons(files, unreadable)}",)
-        images, labels = images[readable] if in_memory else images, labels[readable]
-        files, heads = FileList(files.root, files.names[readable]), dict(enumerate(heads[index] for index in readable))
+        images = images[readable] if in_memory else images
+        labels = labels[readable]
+        files = FileList(files.root, files.names[readable])
+        heads = dict(enumerate(heads[index] for index in readable))
     about: dict[str, Any] = {
         "labels": labels,
         "num_classes": len(classes),

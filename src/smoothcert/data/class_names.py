@@ -21,7 +21,9 @@ def with_classes(data: Images, names: Sequence[str]) -> Images:
     Data without class names keep their labels, which must be positions in `names` already, unless `names` contains
     the numbers of all labels: then these are their names.
     """
-    labels, given, numbers = data.labels, data.class_names, tuple(map(str, range(data.num_classes)))
+    labels = data.labels
+    given = data.class_names
+    numbers = tuple(map(str, range(data.num_classes)))
     if given is None and set(numbers) <= set(names):
         given = numbers
     if given is None:
@@ -62,7 +64,8 @@ def with_known_classes(data: Images, names: Sequence[str] | None) -> Images:
 def refuse_other_order(data: Images, names: Sequence[str] | None, owner: object) -> None:
     """Raise a RequestError if `data` has one of the classes `names` of `owner` at another position: labels would be
     mistaken."""
-    given, positions = data.class_names or (), {name: index for index, name in enumerate(names or ())}
+    given = data.class_names or ()
+    positions = {name: index for index, name in enumerate(names or ())}
     place = next((index for index, name in enumerate(given) if positions.get(name, index) != index), None)
     if names is None or place is None or given == tuple(names):
         return
@@ -97,7 +100,11 @@ def read_class_names(path: Path | str) -> tuple[str, ...]:
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if not names or twice or len(text) > MOST_CHARACTERS:
-        long = f"more than {MOST_CHARACTERS:,} characters"
-        given = long if len(text) > MOST_CHARACTERS else f"{twice[0]} twice" if twice else "none"
+        if len(text) > MOST_CHARACTERS:
+            given = f"more than {MOST_CHARACTERS:,} characters"
+        elif twice:
+            given = f"{twice[0]} twice"
+        else:
+            given = "none"
         raise RequestError(f"{path}: expected one class name per line, each once, got {given}; correct the file")
     return names

@@ -143,7 +143,11 @@ def refuse_absent_data(name: str | None) -> None:
     wanted = {"folder": ("folder", "the path of one with a folder per class"), "npz": ("file", "its path")}.get(kind)
     if wanted and path:
         place = with_home(path)
-        given = "nothing" if not place.exists() else "a file" if kind == "folder" and not place.is_dir() else None
+        given = None
+        if not place.exists():
+            given = "nothing"
+        elif kind == "folder" and not place.is_dir():
+            given = "a file"
         if given is not None:
             raise RequestError(f"{name}: expected a {wanted[0]}, got {given} at {place.absolute()}; give {wanted[1]}")
 
@@ -238,8 +242,9 @@ def _load(name: str, split: Split, folder: Path | str | None, options: Mapping[s
     if name.endswith(".py"):
         raise RequestError(f"dataset: expected FILE.py:Name, got {name}; add the name of the class after a colon")
     if not users and not is_data_code(name) and name not in DATASETS:
-        kind, own = ("folder", Path(name).is_dir()) if not name.endswith(".npz") else ("npz", Path(name).is_file())
-        hint = did_you_mean(name, DATASETS, "choose one of these", [f"{kind}:{name}"] if own else [])
+        kind = "npz" if name.endswith(".npz") else "folder"
+        exists = Path(name).is_file() if kind == "npz" else Path(name).is_dir()
+        hint = did_you_mean(name, DATASETS, "choose one of these", [f"{kind}:{name}"] if exists else [])
         known = ", ".join([*DATASETS, *OWN_DATA])
         raise RequestError(f"expected a data set among {known}, got {name!r}; {hint}")
     if split not in get_args(Split):

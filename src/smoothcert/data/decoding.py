@@ -165,7 +165,8 @@ def image_head(path: Path | ImageBytes) -> ImageHead:
     """Size, mode and transparency of a file; pixels are decoded only if there is an alpha channel to look at."""
     with opened_image(path) as image:
         turned = _orientation(image) >= 5  # by a quarter
-        size, mode = (image.size[::-1] if turned else image.size), image.mode
+        size = image.size[::-1] if turned else image.size
+        mode = image.mode
         transparent = _has_alpha(image) and image.convert("RGBA").getchannel("A").getextrema() != (255, 255)
         return ImageHead(size, mode, transparent)
 

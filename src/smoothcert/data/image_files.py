@@ -107,7 +107,8 @@ def read_image(file: Path | ImageBytes, decoder: Decoder, otherwise: str) -> tup
 
     A file of another size is refused if the decoder has no `shorter_side`; the message ends in `otherwise`.
     """
-    size, head = (decoder.width, decoder.height), image_head(file)
+    size = (decoder.width, decoder.height)
+    head = image_head(file)
     if head.size != size and decoder.shorter_side is None:
         raise RequestError(
             f"{file}: expected an image of {size[0]}x{size[1]} pixels, got {head.size[0]}x{head.size[1]}; "
@@ -127,5 +128,7 @@ def read_image(file: Path | ImageBytes, decoder: Decoder, otherwise: str) -> tup
 
 def note_about(paths: Sequence[Path], change: str) -> list[str]:
     """A note that says what was changed in the files `paths`, if there are any."""
-    files = f"{paths[0]} is" if len(paths) == 1 else f"{len(paths)} files (first: {paths[0]}) are" if paths else ""
-    return [f"{files} {change}"] if paths else []
+    if not paths:
+        return []
+    files = f"{paths[0]} is" if len(paths) == 1 else f"{len(paths)} files (first: {paths[0]}) are"
+    return [f"{files} {change}"]

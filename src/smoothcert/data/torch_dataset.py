@@ -49,7 +49,8 @@ def images_from_dataset(
     labels = _known_labels(dataset)
     if labels is None:
         labels = torch.tensor([_read_item(dataset, index)[1] for index in range(total)], device="cpu")
-    name, lowest = name or type(dataset).__name__, int(labels.min())
+    name = name or type(dataset).__name__
+    lowest = int(labels.min())
     if num_classes is None:
         num_classes = len(classes) if classes else 1 + int(labels.max())
     return DatasetImages(
