@@ -100,8 +100,10 @@ def load_diffusion_model(folder: Path, sigma: float) -> tuple[DiffusionDenoiser,
         raise RequestError(
             f"{folder}: a diffusion model needs the package diffusers; pip install 'smoothcert[diffusion]'"
         ) from error
-    unet, schedule = part_folder(folder, "unet", "config.json"), part_folder(folder, "scheduler", SCHEDULE)
-    config, settings = _read_json(unet / "config.json"), _read_json(schedule / SCHEDULE)
+    unet = part_folder(folder, "unet", "config.json")
+    schedule = part_folder(folder, "scheduler", SCHEDULE)
+    config = _read_json(unet / "config.json")
+    settings = _read_json(schedule / SCHEDULE)
     if config.get("_class_name") != "UNet2DModel" or config.get("num_class_embeds") is not None:
         kind = f"{config.get('_class_name')}, {config.get('num_class_embeds') or 'no'} class embeddings"
         raise RequestError(f"{folder}: expected a UNet2DModel without classes, got {kind}; use another diffusion model")

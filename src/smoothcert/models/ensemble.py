@@ -40,7 +40,8 @@ class Ensemble(nn.Module):
                 f"consensus: expected at least 2 and fewer than the {len(members)} members, got {consensus}; "
                 "without it all members are evaluated"
             )
-        self.members, self.consensus = nn.ModuleList(members), consensus
+        self.members = nn.ModuleList(members)
+        self.consensus = consensus
         self._layouts = [image_layout(member) for member in members]
 
     def extra_repr(self) -> str:

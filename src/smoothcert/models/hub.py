@@ -41,7 +41,9 @@ class HubClassifier(nn.Module):
 
     def __init__(self, network: nn.Module, steps: Preprocessing, class_names: Sequence[str] | None, grey: bool) -> None:
         super().__init__()
-        self.preprocess, self.network, self.grey = Preprocess(steps), network, grey
+        self.preprocess = Preprocess(steps)
+        self.network = network
+        self.grey = grey
         self.class_names = None if class_names is None else tuple(class_names)
         """Names of the outputs in order, if the files contain them."""
 
@@ -192,7 +194,8 @@ def _imported(package: str) -> Any:
 def _quiet(transformers: Any) -> Iterator[None]:
     """No progress bars and no warnings of transformers: what matters is checked here."""
     logging = transformers.utils.logging
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:

@@ -22,7 +22,8 @@ class Normalize(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[1] != self.mean.shape[1] and self.mean.shape[1] > 1:  # torch would repeat one channel
-            shape, channels = list(images.shape[1:]), self.mean.shape[1]
+            shape = list(images.shape[1:])
+            channels = self.mean.shape[1]
             advice = f"read them so: --channels {channels} (Python: load_dataset(..., channels={channels}))"
             raise RequestError(
                 f"model: expected images with {channels} channels, as many as its Normalize layer has, got {shape}; "

@@ -52,12 +52,12 @@ class _OwnThreadTracer(Tracer):
         self.thread = threading.get_ident()
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        own = threading.get_ident() == self.thread
-        return super().call_module(m, forward, args, kwargs) if own else forward(*args, **kwargs)
+        in_own_thread = threading.get_ident() == self.thread
+        return super().call_module(m, forward, args, kwargs) if in_own_thread else forward(*args, **kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
-        own = threading.get_ident() == self.thread
-        return super().getattr(attr, attr_val, parameter_proxy_cache) if own else attr_val
+        in_own_thread = threading.get_ident() == self.thread
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if in_own_thread else attr_val
 
 
 FOLDED, REPEATED, CALLS = 0.05, 1e-3, 8

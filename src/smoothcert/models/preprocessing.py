@@ -56,7 +56,8 @@ class Preprocessing:
             if target >= WARPED_FROM and not fields.get("do_center_crop"):
                 target = (target, target)
             elif fields["crop_pct"] is not None:
-                crop, target = (target, target), int(target / fields["crop_pct"])
+                crop = (target, target)
+                target = int(target / fields["crop_pct"])
         if fields.get("do_center_crop"):
             crop = _height_and_width(fields.get("crop_size"))
         scale = 255 * fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 255.0
@@ -65,7 +66,7 @@ class Preprocessing:
         if fields.get("do_normalize") and fields.get("image_mean") is not None:
             mean, std = _floats(fields["image_mean"]), _floats(fields["image_std"])
             if fields.get("include_top"):  # EfficientNet divides by the standard deviation twice
-                mean, std = mean, [s * s for s in std]
+                std = [s * s for s in std]
         # (scale x - shift - mean) / std in one step
         mean, std = [(m + shift) / scale for m in mean], [s / scale for s in std]
         resample = fields.get("resample")

@@ -40,7 +40,8 @@ class UNet(nn.Module):
 
     def forward(self, noisy: Tensor) -> Tensor:
         height, width = noisy.shape[-2:]
-        x, missing = noisy, (-width % MULTIPLE, -height % MULTIPLE)
+        x = noisy
+        missing = (-width % MULTIPLE, -height % MULTIPLE)
         if any(missing):
             x = F.pad(x, (0, missing[0], 0, missing[1]), mode="replicate")
         fine = self.before(self.head(F.pixel_unshuffle(x, 2)))

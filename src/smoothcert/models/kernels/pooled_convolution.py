@@ -52,9 +52,12 @@ def input_gradient(gradient: Tensor, which: Tensor, weight: Tensor, height: int,
     """The gradient with respect to x [n, height, width, c], of the dtype of `gradient`."""
     outputs, size, _, channels = weight.shape
     out: Tensor = _empty_input(gradient, which, weight, height, width)
-    cells, window = which.numel() // outputs, (size + 1) ** 2 * channels
+    cells = which.numel() // outputs
+    window = (size + 1) ** 2 * channels
     windows = gradient.new_empty((cells, window))
-    block_cells, block_numbers, block = 64, min(128, _block(window)), 512
+    block_cells = 64
+    block_numbers = min(128, _block(window))
+    block = 512
     with torch.cuda.device_of(gradient):  # where Triton launches
         pooled_kernels.window_gradient[(triton.cdiv(cells, block_cells), triton.cdiv(window, block_numbers))](
             gradient.contiguous(),
@@ -81,10 +84,13 @@ def _empty_input(gradient: Tensor, which: Tensor, weight: Tensor, height: int, w
 @torch.library.custom_op("smoothcert::pooled_convolution_weight_gradient", mutates_args=())
 def weight_gradient(gradient: Tensor, which: Tensor, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The gradients with respect to weight [o, k, k, c] and bias [o], float32. Sums in a fixed order."""
-    (_, height, width, channels), outputs = x.shape, gradient.shape[-1]
-    taps, cells = size * size * channels, gradient.numel() // outputs
+    _, height, width, channels = x.shape
+    outputs = gradient.shape[-1]
+    taps = size * size * channels
+    cells = gradient.numel() // outputs
     assert cells > 0, "an empty batch has no gradient"
-    block, block_taps = 32, min(128, _block(taps))
+    block = 32
+    block_taps = min(128, _block(taps))
     chunks = triton.cdiv(taps, block_taps)
     blocks_a_part = triton.cdiv(cells, block * max(1, PROGRAMS // chunks))
     parts = triton.cdiv(cells, block * blocks_a_part)
@@ -109,7 +115,8 @@ def weight_gradient(gradient: Tensor, which: Tensor, x: Tensor, size: int) -> tu
 
 @weight_gradient.register_fake
 def _empty_weight(gradient: Tensor, which: Tensor, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    outputs, channels = gradient.shape[-1], x.shape[-1]
+    outputs = gradient.shape[-1]
+    channels = x.shape[-1]
     kernels = gradient.new_empty((outputs, size, size, channels), dtype=torch.float32)
     return kernels, gradient.new_empty(outputs, dtype=torch.float32)
 

@@ -76,7 +76,8 @@ def residual_layers(
     """
     assert _adds(len(layers) - 1, shortcut is not None), "the last layer adds a shortcut"
     norm = layers[0][1]
-    images, added = _channels_last(x, dtype), None if shortcut is None else _channels_last(shortcut, dtype)
+    images = _channels_last(x, dtype)
+    added = None if shortcut is None else _channels_last(shortcut, dtype)
     tensors = Layers.of(layers)
     out: Tensor
     if norm.training:
@@ -130,8 +131,8 @@ class TrainedLayers(torch.autograd.Function):
             gradients[0], x, outs, ys, statistics, weights, ctx.has_shortcut
         )
         parameters = (*for_weights, *sums[:, 1], *sums[:, 0])
-        found = (for_x, for_shortcut if ctx.has_shortcut else None)
-        return *found, None, None, None, *parameters, *[None] * len(parameters)
+        shortcut_gradient = for_shortcut if ctx.has_shortcut else None
+        return for_x, shortcut_gradient, None, None, None, *parameters, *[None] * len(parameters)
 
 
 class TrainedStage(torch.autograd.Function):
@@ -144,7 +145,8 @@ class TrainedStage(torch.autograd.Function):
         layers = Layers.from_kinds(tensors)
         outs, ys, masks, statistics = trained_stage(x, shortcut, *layers, momentum, epsilon)
         ctx.save_for_backward(x, outs, ys, masks, statistics, *layers.weights, *layers.gammas)
-        ctx.has_shortcut, ctx.number = shortcut is not None, len(layers.weights)
+        ctx.has_shortcut = shortcut is not None
+        ctx.number = len(layers.weights)
         out: Tensor = outs[-1]
         return out
 
@@ -156,8 +158,8 @@ class TrainedStage(torch.autograd.Function):
             gradients[0], x, outs, ys, masks, statistics, weights, gammas, ctx.has_shortcut
         )
         shortcut = for_shortcut if ctx.has_shortcut else None
-        found = (*for_weights, *sums[:, 1], *sums[:, 0])
-        return for_x, shortcut, None, None, *found, *[None] * len(found)
+        for_parameters = (*for_weights, *sums[:, 1], *sums[:, 0])
+        return for_x, shortcut, None, None, *for_parameters, *[None] * len(for_parameters)
 
 
 class EvaluatedLayers(torch.autograd.Function):
@@ -274,7 +276,8 @@ def trained(
 def _trained_like(
     x: Tensor, shortcut: Tensor | None, weights: list[Tensor], *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
-    shape, statistics = (len(weights), *x.shape), (len(weights), 4, x.shape[3])
+    shape = (len(weights), *x.shape)
+    statistics = (len(weights), 4, x.shape[3])
     return x.new_empty(shape), x.new_empty(shape), x.new_empty(statistics, dtype=torch.float32)
 
 
@@ -311,7 +314,8 @@ def trained_gradient(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients with respect to x, the shortcut (or nothing), the weights [layers, c, 3, 3, c], and beta and gamma
     together [layers, 2, c]."""
-    channels, parts = x.shape[3], _parts(x)
+    channels = x.shape[3]
+    parts = _parts(x)
     # The parts of all layers are added in one kernel: one sum per layer would take half as long as the gradients.
     for_weights = x.new_empty((len(weights), parts[0] * _wide(x, 32), channels, 3, 3, channels), dtype=torch.float32)
     totals = statistics.new_empty((len(weights), 2, channels))
@@ -319,7 +323,8 @@ def trained_gradient(
         matrices = _matrices(torch.stack(weights), x, transposed=True)
         gradient, sums = _masked_gradient(gradient.contiguous(), outs[-1], (ys[-1], statistics[-1]))
         carried = gradient
-        together, end = min(channels // 8, len(weights)), len(weights)
+        together = min(channels // 8, len(weights))
+        end = len(weights)
         for_ys = x.new_empty((together, *x.shape))
         for number in reversed(range(len(weights))):
             # Weight gradients of several layers are computed in one launch: their inputs are contiguous.
@@ -348,7 +353,9 @@ trained_gradient.register_fake(stage_gradients_like)
 
 def _matrices(weights: Tensor, x: Tensor, *, factor: Tensor | None = None, transposed: bool = False) -> Tensor:
     """weights [layers, c, 3, 3, c], multiplied by factor [layers, c], in the kernels' layout for images like x."""
-    layers, channels, wide = len(weights), x.shape[3], _wide(x)
+    layers = len(weights)
+    channels = x.shape[3]
+    wide = _wide(x)
     shape = (9, channels, channels) if wide == 1 else (3, 4 * channels, 2 * channels)
     out = x.new_empty((layers, *shape))
     residual_kernels.matrices[(layers, shape[0])](
@@ -412,7 +419,8 @@ def _convolution_gradient(
 
 def _masked_gradient(gradient: Tensor, out: Tensor, normal: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
     """The gradient masked by the ReLU of `out`, and its sums with the normalised (y, statistics), if given."""
-    channels, pixels = out.shape[3], _pixels(out)
+    channels = out.shape[3]
+    pixels = _pixels(out)
     rows = 4096 // channels
     grid = (triton.cdiv(pixels, rows),)
     passed = torch.empty_like(out)
@@ -491,7 +499,8 @@ def _parts(x: Tensor) -> tuple[int, int]:
 
 def _blocks(x: Tensor) -> tuple[tuple[int], dict[str, int]]:
     """The grid, and the block sizes of a program."""
-    (pixels, warps, stages), wide = CONVOLUTION[x.shape[3]], _wide(x)
+    pixels, warps, stages = CONVOLUTION[x.shape[3]]
+    wide = _wide(x)
     blocks = {"wide": wide, "rows": pixels // wide, "stages": stages, "num_warps": warps}
     return (triton.cdiv(_pixels(x), pixels),), blocks
 

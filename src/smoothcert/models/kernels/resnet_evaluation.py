@@ -73,7 +73,8 @@ def kernels_build(gpu: int, dtype: torch.dtype) -> bool:
 @cache
 def _kernel(channels: int, dtype: torch.dtype, gpu: int) -> tuple[Any, int, int]:
     """The kernel of a stage, its threads per block and its bytes of shared memory."""
-    width, (rows, group, resident) = dict(SIZES)[channels], TILES[channels]
+    width = dict(SIZES)[channels]
+    rows, group, resident = TILES[channels]
     macros = {"CHANNELS": channels, "WIDTH": width, "ROWS": rows, "GROUP": group, "RESIDENT": resident}
     options = [f"-D{name}={value}" for name, value in (macros | {"HALF": int(dtype == torch.float16)}).items()]
     shared = 2 * _images(width) * channels * 2 * ((width + 2) * (width + 1) + 1)

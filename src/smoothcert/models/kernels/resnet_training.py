@@ -81,7 +81,8 @@ def _kernel(channels: int, width: int, name: str, dtype: torch.dtype, gpu: int) 
 
 def shared_bytes(name: str, channels: int, width: int) -> int:
     """Bytes of shared memory per block of the kernel `name`; must match the layout in `resnet_training.cu`."""
-    rows, image = ROWS[channels, width], channels * 2 * ((width + 2) * (width + 1) + 1)  # with a border of zeros
+    rows = ROWS[channels, width]
+    image = channels * 2 * ((width + 2) * (width + 1) + 1)  # with a border of zeros
     if name == "weight_gradients":
         return 2 * image * {32: 3, 16: 5, 8: 2 * 4}[width]
     if name == "evaluation":
@@ -156,7 +157,9 @@ def trained_stage(
 def _trained_stage_like(
     x: Tensor, shortcut: Tensor | None, weights: list[Tensor], *_: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    layers, blocks, rows = len(weights), len(x) // 2, ROWS[x.shape[3], x.shape[2]]
+    layers = len(weights)
+    blocks = len(x) // 2
+    rows = ROWS[x.shape[3], x.shape[2]]
     return (
         x.new_empty((layers, *x.shape)),
         x.new_empty((layers, blocks, rows, THREADS, 8)),
@@ -179,7 +182,8 @@ def trained_stage_gradient(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients with respect to x, the shortcut (or nothing), the weights [layers, c, 3, 3, c], and beta and gamma
     together [layers, 2, c]."""
-    layers, (images, *_, channels) = len(weights), x.shape
+    layers = len(weights)
+    images, *_, channels = x.shape
     for_x, for_shortcut, _, totals = stage_gradients_like(
         gradient, x, outs, ys, masks, statistics, weights, gammas, has_shortcut
     )
@@ -201,7 +205,9 @@ def stage_gradients_like(
     gradient: Tensor, x: Tensor, outs: Tensor, *others: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The shapes of what `trained_stage_gradient` returns: torch.compile asks for these without computing anything."""
-    layers, channels, has_shortcut = len(outs), x.shape[3], others[-1]
+    layers = len(outs)
+    channels = x.shape[3]
+    has_shortcut = others[-1]
     return (
         torch.empty_like(x),
         x.new_empty(x.shape if has_shortcut else (0,)),
@@ -213,7 +219,9 @@ def stage_gradients_like(
 def evaluated_stage(x: Tensor, shortcut: Tensor | None, weights: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
     """The output of the last layer and all ReLU masks. Batch norm is folded into weights [layers, c, 3, 3, c] and
     biases [layers, c]."""
-    out, blocks, layers = torch.empty_like(x), -(-len(x) // 2), len(weights)
+    out = torch.empty_like(x)
+    blocks = -(-len(x) // 2)
+    layers = len(weights)
     rows = ROWS[x.shape[3], x.shape[2]]
     masks = x.new_empty((layers, blocks, max(rows // 4, 1), THREADS), dtype=torch.int32)
     tensors = (x, x if shortcut is None else shortcut, fragments(weights, x.dtype), biases.contiguous(), out, masks)
@@ -225,7 +233,8 @@ def evaluated_stage_gradient(
     gradient: Tensor, masks: Tensor, weights: Tensor, has_shortcut: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of x and the shortcut, if there is one, in the type of `gradient`."""
-    for_x, for_shortcut = torch.empty_like(gradient), torch.empty_like(gradient) if has_shortcut else None
+    for_x = torch.empty_like(gradient)
+    for_shortcut = torch.empty_like(gradient) if has_shortcut else None
     tensors = (gradient, masks, fragments(weights, gradient.dtype, transposed=True), for_x)
     added = for_x if for_shortcut is None else for_shortcut
     numbers = (len(weights), int(has_shortcut), len(gradient))

@@ -34,5 +34,6 @@ def convolve_windows(x: Tensor, convolution: nn.Conv2d) -> Tensor:
 
 def aligned_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """layer(x) with zeros appended to the outputs up to a multiple of ALIGNMENT; x may have zeros appended too."""
-    missing, extra = -layer.out_features % ALIGNMENT, x.shape[-1] - layer.in_features
+    missing = -layer.out_features % ALIGNMENT
+    extra = x.shape[-1] - layer.in_features
     return F.linear(x, F.pad(layer.weight, (0, extra, 0, missing)), F.pad(layer.bias, (0, missing)))
