@@ -30,7 +30,8 @@ def ddn(
     limit = torch.as_tensor(max_norm, device=images.device, dtype=images.dtype)
     norm = torch.full_like(norms(images), FIRST_NORM)
     offset = torch.zeros_like(images)
-    best, best_norm = torch.zeros_like(images), torch.full_like(norm, math.inf)
+    best = torch.zeros_like(images)
+    best_norm = torch.full_like(norm, math.inf)
     for step in range(steps):
         _, gradient, average = smoothed_loss_and_gradient(classifier, images + offset, labels, noise)
         fooled = (average.argmax(1) != labels).view_as(norm)

@@ -41,7 +41,8 @@ def noise_ball_attack(
     A step has the length 2 epsilon / steps. It is projected on the ball of radius `epsilon` around the first noise,
     whose mean and root mean square over the pixels are then restored by `with_moments_of`. targets [batch, classes].
     """
-    copies, first = len(noise), noise.flatten(0, 1)
+    copies = len(noise)
+    first = noise.flatten(0, 1)
     points = images.expand(copies, *images.shape).flatten(0, 1)
     every_target = targets.expand(copies, *targets.shape).flatten(0, 1)
     current = first.clone()  # see `smoothed_pgd`
@@ -77,9 +78,11 @@ def sphere_attack(
     In each step, a noise with which the image is misclassified stays as it is. The others move by `step_size` along
     their unit gradient and are rescaled to their first norm.
     """
-    copies, flat = len(noise), noise.flatten(0, 1)
+    copies = len(noise)
+    flat = noise.flatten(0, 1)
     points = images.expand(copies, *images.shape).flatten(0, 1)
-    every_label, length = labels.expand(copies, -1).flatten(), norms(flat)
+    every_label = labels.expand(copies, -1).flatten()
+    length = norms(flat)
     current = flat.clone()  # see `smoothed_pgd`
     for _ in range(steps):
         if torch.compiler.is_compiling():

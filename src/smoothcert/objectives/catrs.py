@@ -74,7 +74,8 @@ def binomial(share: Tensor, trials: int, uniform: Tensor) -> Tensor:
     """
     import torch
 
-    below, kept = torch.zeros_like(share), torch.zeros_like(share, dtype=torch.int64)
+    below = torch.zeros_like(share)
+    kept = torch.zeros_like(share, dtype=torch.int64)
     for successes in range(trials):
         below = below + math.comb(trials, successes) * share**successes * (1 - share) ** (trials - successes)
         kept = kept + (uniform >= below)

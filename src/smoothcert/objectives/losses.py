@@ -159,7 +159,8 @@ class Loss(nn.Module):
         check_batch(model, inputs, labels, targets)
         if teacher is not None or isinstance(self.objective, objectives.Distillation):
             teacher = evaluated_teacher(teacher)
-        device, shape = inputs.device, (self.objective.num_noise, *inputs.shape)
+        device = inputs.device
+        shape = (self.objective.num_noise, *inputs.shape)
         check_draws({"noise": (noise, shape), "uniform": (uniform, labels.shape)}, self.generator, device)
         if noise is None:
             noise = torch.empty(shape, dtype=inputs.dtype, device=device)
@@ -167,7 +168,8 @@ class Loss(nn.Module):
         if uniform is None:
             uniform = torch.rand(len(inputs), generator=self.generator, device=device)
         epoch = math.inf if self.epoch is None else self.epoch
-        factor, dropped = warm_up(epoch), float(epoch >= (self.first_drop or 0))
+        factor = warm_up(epoch)
+        dropped = float(epoch >= (self.first_drop or 0))
         scalar = inputs.new_empty((), dtype=torch.promote_types(inputs.dtype, torch.float32))
         # In 16 bits, draws close to 1 would become 1.
         factors = (scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(scalar.dtype))
