@@ -30,7 +30,8 @@ def evaluating(classifier: Classifier) -> Iterator[None]:
     while any call evaluates it, in this thread or another. A call restores the mode before it; if a later call has not
     ended yet, that call restores this mode instead.
     """
-    modules, call = modules_with_mode(classifier), object()
+    modules = modules_with_mode(classifier)
+    call = object()
     with _SWITCHING:
         for module in modules:
             _MODES.setdefault(id(module), {})[call] = module.training
@@ -109,7 +110,8 @@ def logits_of(output: object) -> Tensor:
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
         return logits
-    kind, advice = type(output).__name__, "return the logits"
+    kind = type(output).__name__
+    advice = "return the logits"
     if isinstance(output, Mapping):
         kind = f"{kind} with the keys {', '.join(map(str, output))[:80]}"
     elif isinstance(output, tuple | list):

@@ -165,7 +165,8 @@ def claim_run(folder: Path) -> None:
 
 def restarts_run(folder: Path) -> bool:
     """Say whether an earlier process of this job, which torchrun has restarted, made the run in `folder`."""
-    store, key = _restart_store(), f"smoothcert/run/{folder.resolve()}"
+    store = _restart_store()
+    key = f"smoothcert/run/{folder.resolve()}"
     return store is not None and store.check([key]) and store.get(key).decode() != _TOKEN
 
 
@@ -177,7 +178,8 @@ def _restart_store() -> Any:
         or variables.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0"
     ):
         return None
-    address, port = variables["MASTER_ADDR"], environment_number("MASTER_PORT", 0)
+    address = variables["MASTER_ADDR"]
+    port = environment_number("MASTER_PORT", 0)
     patience = timedelta(seconds=CONNECT_SECONDS)
     return dist.TCPStore(address, port, is_master=False, timeout=patience)  # type: ignore[attr-defined]
 
@@ -201,7 +203,8 @@ def team(device: torch.device = torch.device("cpu"), seconds: int = CERTIFICATIO
             raise
     else:
         # NCCL refuses two processes on one GPU; gloo takes longer, but works.
-        rank, on_this_machine = environment_number("RANK", 0), environment_number("LOCAL_WORLD_SIZE", size, 1)
+        rank = environment_number("RANK", 0)
+        on_this_machine = environment_number("LOCAL_WORLD_SIZE", size, 1)
         gpu_each = device.type == "cuda" and on_this_machine <= torch.cuda.device_count()
         backend = "cpu:gloo,cuda:nccl" if gpu_each else "gloo"
         seconds = environment_number("SMOOTHCERT_WAIT_SECONDS", seconds, 1)
