@@ -105,7 +105,8 @@ def parser_message(error: typer.TyperException) -> str:
     if context and hasattr(error, "possibilities") and hasattr(error, "option_name"):
         # An unknown option. Without the dashes, which make short options similar.
         options = [option for parameter in context.command.params for option in parameter.opts]
-        words, given = [option[2:] for option in options if option.startswith("--")], error.option_name.lstrip("-")
+        words = [option[2:] for option in options if option.startswith("--")]
+        given = error.option_name.lstrip("-")
         near = get_close_matches(given, words)
         error.possibilities = [f"--{word}" for word in words if word.startswith(given) or word in near]
     message = error.format_message()

@@ -32,7 +32,8 @@ def adapt(
     from smoothcert.training.checkpoint import load_run, refuse_existing_folder, write_tensors
 
     CertifySettings(sigma=sigma)  # refuses a wrong noise level before anything is loaded
-    model, loaded = request.network, None if run is None else load_run(run, request.network)
+    model = request.network
+    loaded = None if run is None else load_run(run, model)
     if loaded is not None:
         refuse_existing_folder(out)
     built, images = request.network_and_images(loaded, "train", device)

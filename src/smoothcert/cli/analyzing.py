@@ -72,7 +72,8 @@ class Comparison(ImageOptions, FigureOptions):
         from smoothcert.distributed import find_device
         from smoothcert.report.progress import print_data_notes
 
-        output, device = self.output(name), find_device(self.device)
+        output = self.output(name)
+        device = find_device(self.device)
         compared = load_compared_runs(
             *(runs, device),
             sigma=self.sigma,
@@ -167,7 +168,8 @@ def mixing(
     from smoothcert.certification.shards import Selection
     from smoothcert.report.progress import counting_bar
 
-    unrestricted, indices = attack.on(compared), Selection(len(compared.data), skip, max_images).indices
+    unrestricted = attack.on(compared)
+    indices = Selection(len(compared.data), skip, max_images).indices
     with counting_bar({f"mixing {run.name}": len(indices) for run in compared.runs}) as show:
         result = mixing_ratios(
             *(compared, indices, unrestricted),

@@ -80,13 +80,15 @@ def attack(
     from smoothcert.distributed import find_device
     from smoothcert.report.progress import print_data_notes, status_bar
 
-    torch_device, folder = find_device(device), out or default_folder(request.kind, folders)
+    torch_device = find_device(device)
+    folder = out or default_folder(request.kind, folders)
     places = [folder, *(folders[:1] if not request.kind else ())]
     source = certificates or only_certificates(places, denoised=request.denoiser is not None)
     certified = None if source is None else read_certificates(source)
     level = certified.settings.get("sigma") if certified is not None and sigma is None else sigma
     subject = subject_for_images(request, folders, level, console)
-    elsewhere, first = if_elsewhere(subject, request.init, folder), next(iter(subject.runs), None)
+    elsewhere = if_elsewhere(subject, request.init, folder)
+    first = next(iter(subject.runs), None)
     path = folder / "attacks" / f"{name}.tsv"
     check_inside(path, folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
@@ -136,8 +138,8 @@ def print_attacks(file: "AttacksFile", radii: Sequence[float], onwards: str) -> 
     console.print(f"wrote {file.path}; next: {onwards}")
     for row in file.contradictions:
         radius = row.certified_radius or 0.0
-        found = f"falls at {row.distance:.4f}" if row.distance < radius else "has another class as it is"
-        console.print(f"CONTRADICTION: image {row.index}, certified to {radius:.4f}, {found}", style="bold red")
+        outcome = f"falls at {row.distance:.4f}" if row.distance < radius else "has another class as it is"
+        console.print(f"CONTRADICTION: image {row.index}, certified to {radius:.4f}, {outcome}", style="bold red")
     chance = contradiction_p_value(file)
     if file.contradictions and chance is not None and chance < LIKELY_A_BUG:
         raise WorkError(

@@ -151,7 +151,8 @@ def certify(
     from smoothcert.training.recipe import parse_recipe
 
     meet()
-    torch_device, fields = find_device(device), settings.fields()
+    torch_device = find_device(device)
+    fields = settings.fields()
     parse_recipe(CertifySettings, fields, "certify")  # refuses wrong settings before anything is loaded
     # All are checked before the first is certified.
     targets = [find_target(*group, fields) for group in request.groups(folders)]
@@ -207,7 +208,8 @@ def compress(
             size = metrics.stat().st_size
             if compress_metrics(metrics, load_run_recipe(recipe).epochs):
                 sizes[compressed_form(metrics)] = size
-    before, after = sum(sizes.values()), sum(path.stat().st_size for path in sizes)
+    before = sum(sizes.values())
+    after = sum(path.stat().st_size for path in sizes)
     console.print(f"compressed {counted(len(sizes), 'file')} from {before / 1e3:,.0f} to {after / 1e3:,.0f} kB")
 
 

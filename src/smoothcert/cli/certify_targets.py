@@ -193,7 +193,8 @@ def for_machines(target: Target, file: CertificatesFile, dataset: str) -> dict[s
 def last_line(targets: Sequence[Target]) -> str:
     """Return what was written and the command to continue with."""
     written = f"wrote {', '.join(str(target.path) for target in targets)}"
-    path, (part, parts) = targets[0].path, targets[0].settings.shard
+    path = targets[0].path
+    part, parts = targets[0].settings.shard
     before, marker, after = path.name.partition(f"shard{part}of")
     if len(targets) == 1 and parts > 1 and marker:
         shards = f"{shlex.quote(str(path.with_name(before + 'shard')))}*{shlex.quote('of' + after)}"

@@ -78,8 +78,10 @@ def named_classifier(
         )
     dataset: str | None
     if folders:
-        subject, source = find_subject(request, folders, sigma, None, on_note), str(folders[0])
-        spec, dataset = spec_of(subject.runs), subject.runs[0].recipe.dataset
+        subject = find_subject(request, folders, sigma, None, on_note)
+        source = str(folders[0])
+        spec = spec_of(subject.runs)
+        dataset = subject.runs[0].recipe.dataset
         if names and spec.class_names and names != spec.class_names and set(names) == set(spec.class_names):
             raise RequestError(
                 f"--classes: expected the order of {source}, {some_of(spec.class_names)}, got {some_of(names)}; leave "
@@ -88,7 +90,9 @@ def named_classifier(
     else:
         shape, num_classes, labels = own_inputs(request, first)
         subject = find_subject(request, folders, sigma, num_classes if names is None else len(names), on_note)
-        dataset, source, network = request.dataset, subject.name, subject.classifier
+        dataset = request.dataset
+        source = subject.name
+        network = subject.classifier
         logits = first_logits(network, torch.full((1, *shape), 0.5, device=device_of(network)), subject.name)
         check_logits(logits, 1, None if names or subject.class_names else num_classes)
         spec = InputSpec(shape, logits.shape[1], None, tuple(subject.class_names or labels or ()) or None)
@@ -104,7 +108,8 @@ def own_inputs(
     request: ClassifierOptions, first: Path | None
 ) -> tuple[tuple[int, int, int], int | None, Sequence[str] | None]:
     """Return the shape (c, h, w) of the images, the number of classes and their names; None is not known."""
-    size, dataset = request.image_size, request.dataset
+    size = request.image_size
+    dataset = request.dataset
     if dataset in DATASETS:
         if (size, request.channels) != (None, None):
             raise RequestError(f"--image-size and --channels: expected none with {dataset}, which has them; omit them")

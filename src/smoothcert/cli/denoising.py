@@ -67,7 +67,8 @@ def train_denoiser(
     from smoothcert.training.denoiser import denoiser_recipe, load_classifier
     from smoothcert.training.recipe import with_overrides
 
-    weight = (1.0 if classifier is not None else 0.0) if stability_weight is None else stability_weight
+    default_weight = 0.0 if classifier is None else 1.0
+    weight = default_weight if stability_weight is None else stability_weight
     loss = {"name": "denoising", "stability_weight": weight}
     given = {name: value for name, value in named.items() if value is not None}
     recipe = with_overrides(denoiser_recipe(**given, objective=loss), set_)

@@ -99,7 +99,8 @@ def doctor(
     device: Device = "auto",
 ) -> None:
     """Examine a network: accuracy under noise, and what keeps it from good certificates."""
-    run, model = request.run, request.network
+    run = request.run
+    model = request.network
     request.check([] if run is None else [run], {})
     from smoothcert.analysis.doctor import doctor as examine
     from smoothcert.analysis.output import Output
@@ -111,13 +112,15 @@ def doctor(
     usual = 0.25 if loaded is None else loaded.recipe.sigma
     request = replace(request, sigma=usual if request.sigma is None else request.sigma)
     CertifySettings(sigma=request.sigma)  # refuses a wrong noise level before anything is loaded
-    folder = out if out is not None else run / "doctor" if run is not None else Path("doctor")
+    default_folder = Path("doctor") if run is None else run / "doctor"
+    folder = default_folder if out is None else out
     output = Output(folder, "doctor", ["png"]).check()
     network, selected = request.network_and_images(loaded, "test", device)
     name = run.name if run is not None else str(model)
     diagnosis = examine(loaded or network, selected, sigma=request.sigma, images=images, name=name, device=device)
     show(diagnosis)
-    codes, adaptation = {finding.code for finding in diagnosis.findings}, request.adaptation(network)
+    codes = {finding.code for finding in diagnosis.findings}
+    adaptation = request.adaptation(network)
     if "noise" in codes:
         ways = request.fine_tuning(loaded), request.denoiser(loaded), request.certification()
         show_ways_forward(diagnosis, *ways, adaptation)

@@ -44,12 +44,13 @@ def papers(
 
     if table is not None:
         rows = paper_table(table)
-        columns = [
-            layout.Column(t, t, itemgetter(t), folds_at=18)
-            if t == "method"
-            else layout.Column(t, t, itemgetter(t), 0, radius=float(t) if is_radius(t) else None)
-            for t in rows[0]
-        ]
+        columns = []
+        for title in rows[0]:
+            if title == "method":
+                columns.append(layout.Column(title, title, itemgetter(title), folds_at=18))
+            else:
+                radius = float(title) if is_radius(title) else None
+                columns.append(layout.Column(title, title, itemgetter(title), 0, radius=radius))
         console.print(layout.terminal(layout.layout_of(columns, [rows]), console.width))
         return
     listed = Table(*(Column(title, no_wrap=True) for title in ("table", "data set", "rows", "sigma")), "compares")

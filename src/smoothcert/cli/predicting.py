@@ -65,7 +65,8 @@ def predict(
     torch_device = find_device(device)
     note = (console if format_ == "table" else PlainConsole(stderr=True)).note
     named = named_classifier(request, runs, sigma, note, images[0])
-    spec, (noise_level, kind) = named.spec, noise_for(named.subject, sigma, noise)
+    spec = named.spec
+    noise_level, kind = noise_for(named.subject, sigma, noise)
     CertifySettings(n=n, alpha=alpha, sigma=noise_level, noise=kind, bound=bound)  # refuses wrong ones
     if named.subject.denoiser is not None:
         named.subject.denoiser.check(spec.shape, noise_level, kind)

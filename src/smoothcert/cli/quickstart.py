@@ -34,7 +34,8 @@ def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and repor
     from smoothcert.papers.reproduce.run_state import Resources
     from smoothcert.papers.sweep import plan_runs
 
-    recipes, resources = {name.split("/")[1]: small_recipe(name) for name in METHODS}, Resources()
+    recipes = {name.split("/")[1]: small_recipe(name) for name in METHODS}
+    resources = Resources()
     runs = plan_runs(recipes, out / "runs", CertifySettings(n=VOTES, skip=SKIP), resources)
     finish_and_report(runs, resources, out / "report", ("md", "html", "png"))
     console.print(f"{runs[0].images} test images, n = {VOTES:,} votes: a small budget for a first look.")

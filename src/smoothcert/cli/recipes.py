@@ -112,12 +112,14 @@ def choose_recipe(
     if options.preset is not None:
         chosen = find_preset(options.preset, named.pop("sigma"))
     elif file is None:
-        chosen, named = recipe_for_data(options, sigma, image_size, load, trained), {}
+        chosen = recipe_for_data(options, sigma, image_size, load, trained)
+        named = {}
     else:
         chosen = load_run_recipe(file) if continued else load_train_recipe(file)
     # JSON is YAML: a path may contain " #".
     overrides = [*(f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None), *changes]
-    final, changed = with_overrides(chosen, overrides), {text.partition("=")[0] for text in overrides}
+    final = with_overrides(chosen, overrides)
+    changed = {text.partition("=")[0] for text in overrides}
     if options.preset is None and file is None and not silent:
         from smoothcert.training.default_recipe import describe_choices
 
@@ -151,7 +153,7 @@ def note_other_defaults(replaced: "Objective", objective: "Objective") -> None:
         return
     kept = type(replaced).model_fields.keys() - objective.model_fields_set
     pairs = {name: (getattr(objective, name), getattr(replaced, name)) for name in sorted(kept)}
-    differences = [f"{name} {own} (the preset: {theirs})" for name, (own, theirs) in pairs.items() if own != theirs]
+    differences = [f"{name} {ours} (the preset: {theirs})" for name, (ours, theirs) in pairs.items() if ours != theirs]
     if differences:
         text = f"{type(objective).__name__} has its own defaults: {', '.join(differences)}; --set changes them"
         console.note(text)

@@ -46,7 +46,8 @@ def serve(
     log: Annotated[Path | None, typer.Option(help="Folder for the log of certificates.", show_default="no log")] = None,
 ) -> None:
     """Answer prediction requests with certificates over HTTP, with a page that shows the votes."""
-    folders, named = runs or [], request.network
+    folders = runs or []
+    named = request.network
     if demo == bool(folders or named):
         raise RequestError(
             f"expected run folders, --model, --hub or --demo, got {'several' if demo else 'none'} of them; give one"

@@ -59,7 +59,8 @@ def sweep(
 
     recipes = all_recipes(bases, varied)
     torch_device = find_device(device)
-    at_once = jobs if jobs is not None else min(JOBS_ON_A_GPU, len(recipes)) if torch_device.type == "cuda" else 1
+    default_jobs = min(JOBS_ON_A_GPU, len(recipes)) if torch_device.type == "cuda" else 1
+    at_once = default_jobs if jobs is None else jobs
     resources = Resources(reader=files.load, device=device, jobs=at_once)
     planned = plan_runs(recipes, out, CertifySettings(n=n, skip=skip, max_images=max_images), resources)
     runs = [with_estimate(run, resources, torch_device) for run in planned]

@@ -70,7 +70,8 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a model into a run folder: from a preset, a recipe, or a data set and a method."""
-    name, stored = options.name(sigma), None
+    name = options.name(sigma)
+    stored = None
     if resume and out is None and name is None:
         raise RequestError("--resume: expected the run to continue, got none; name it by --out")
     if out is None and name is not None:
@@ -197,7 +198,8 @@ def import_(
     from smoothcert.training.import_checkpoint import import_checkpoint
     from smoothcert.training.input_layer import input_layer_warning
 
-    size, inputs = files.image_size, None
+    size = files.image_size
+    inputs = None
     if dataset is not None and dataset not in DATASETS:
         inputs = InputSpec.of(files.load(dataset, "test", size))
     elif (size, files.channels, files.classes) != (None, None, None):
