@@ -95,7 +95,8 @@ def method_preset(
 
     The published ACRs are in the row `row` of `table`, by default of the main table; a `row` of None is not published.
     """
-    sigmas, table = SIGMAS[dataset], table or MAIN_TABLE[dataset]
+    sigmas = SIGMAS[dataset]
+    table = table or MAIN_TABLE[dataset]
     published = {sigma: (table, {"sigma": sigma, "method": row}) for sigma in sigmas} if row else {}
     return Preset(dataset, objective, hyper_parameters or {}, sigmas, published, **fields)
 

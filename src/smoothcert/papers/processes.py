@@ -41,7 +41,8 @@ def call_in_processes(
     `calls` maps a folder, which gets the log, to a function that can be pickled. `environment` is set before the
     function and its modules are imported. `on_end` receives the folder, the reason of a failure, and the seconds.
     """
-    waiting, failed = dict(calls), Failures()
+    waiting = dict(calls)
+    failed = Failures()
     running: dict[BaseProcess, tuple[Path, float]] = {}
 
     def end(folder: Path, started: float, reason: str | None) -> None:
@@ -52,7 +53,8 @@ def call_in_processes(
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                folder, started = next(iter(waiting)), time.perf_counter()
+                folder = next(iter(waiting))
+                started = time.perf_counter()
                 try:
                     running[start(waiting.pop(folder), folder, environment)] = folder, started
                 except OSError as error:  # a file is in the place of the folder

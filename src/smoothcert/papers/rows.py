@@ -145,7 +145,8 @@ def _trained_rows(table: str, row: Row) -> list[Row]:
 
 def _run(table: str, row: Row, trained: Row, sigma: float, seed: int | None) -> PaperRun:
     """Return the run of `row`; `trained` is the row with the one method that is trained."""
-    dataset, source = dataset_of(table), _preset_of(table, trained, sigma)
+    dataset = dataset_of(table)
+    source = _preset_of(table, trained, sigma)
     name = f"{_slug(_label(table, trained))}-{sigma}" + ("" if seed is None else f"-seed{seed}")
     label = _label(table, row)
     if source == "smoothadv-consistency" and dataset != "mnist":
@@ -252,7 +253,8 @@ def _precision(recipe: TrainRecipe, model: object, folder: Path) -> str | None:
 
 def _published(run: PaperRun, differences: list[str]) -> Published:
     remarks = (*differences, run.remark) if run.remark else tuple(differences)
-    names, dataset = _names(run.table), dataset_of(run.table)
+    names = _names(run.table)
+    dataset = dataset_of(run.table)
     return Published(run.table, run.label, run.acr, run.accuracy_at, remarks, run.name, names, dataset)
 
 
@@ -308,7 +310,8 @@ def _only_row(runs: list[PaperRun], settings: Mapping[str, Any]) -> PaperRun | N
 
     Settings without a data set match any.
     """
-    method, dataset = str(settings.get("objective", "")).lower(), settings.get("dataset")
+    method = str(settings.get("objective", "")).lower()
+    dataset = settings.get("dataset")
     fitting = {
         (run.label, run.sigma): run
         for run in runs

@@ -72,7 +72,8 @@ def show_report(
     request: Request, finished: Sequence[PlannedRun], rows: Sequence[Outcome], console: PlainConsole
 ) -> None:
     """Write the report and rows.md, and print the table, what is missing in it, and the files."""
-    out, title = request.out / f"{request.prefix}{request.report}", title_of(request, rows)
+    out = request.out / f"{request.prefix}{request.report}"
+    title = title_of(request, rows)
     report = write_report(
         [run.certificates for run in finished],
         out,

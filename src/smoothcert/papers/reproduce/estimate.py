@@ -68,7 +68,8 @@ def _seconds_per_trained_input(name: str, spec: InputSpec, most: int, bf16: bool
 @cache
 def _seconds_per_vote(name: str, spec: InputSpec, device: torch.device) -> float:
     """Measure noise and forward passes of certification."""
-    precision, most = resolve_precision("auto", device), default_batch_size(device, spec.shape)
+    precision = resolve_precision("auto", device)
+    most = default_batch_size(device, spec.shape)
     recipe = CertifyRecipe(sigma=1.0, seed=0, precision=precision, batch_size=most)
     counter = make_counter(_network(name, spec), spec.shape, spec.num_classes, recipe, device)
     return seconds_per_vote(counter, torch.zeros(1, *spec.shape, device=device), MANY_VOTES)

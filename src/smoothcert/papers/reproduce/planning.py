@@ -166,8 +166,10 @@ def planned_run(request: Request, run: PaperRun, seed: int | None, folder: Path 
     recipe = recipe_of(request, run, seed)
     folder = folder or request.out / (request.prefix + run.name + (f"-seed{seed}" if seed else ""))
     dataset = recipe.dataset if recipe else ""
-    skip = (QUICK_SKIP if request.quick else SKIP).get(dataset, 1) if request.skip is None else request.skip
-    n = (QUICK_VOTES if request.quick else VOTES) if request.n is None else request.n
+    default_skip = (QUICK_SKIP if request.quick else SKIP).get(dataset, 1)
+    skip = default_skip if request.skip is None else request.skip
+    default_n = QUICK_VOTES if request.quick else VOTES
+    n = default_n if request.n is None else request.n
     settings = CertifySettings(n=n, skip=skip, max_images=request.max_images, compile=request.compile)
     if recipe is None:
         return PlannedRun(folder, recipe, settings, 0, paper=run)

@@ -87,11 +87,13 @@ def with_state(run: R, indices: Sequence[int]) -> R:
 
     A folder with a run of another recipe is refused.
     """
-    folder, recipe = run.folder, run.known_recipe
+    folder = run.folder
+    recipe = run.known_recipe
     if not (folder / RECIPE).exists():
         return run
     refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
-    path, wanted = run.certificates, set(indices)
+    path = run.certificates
+    wanted = set(indices)
     try:
         epochs = load_run(folder, recipe.model).epoch if (folder / MODEL).exists() else 0
         images = sum(row.index in wanted for row in read_certificates(path).rows) if path.exists() else 0
@@ -107,8 +109,9 @@ def plan_table(runs: Sequence[RunState], title: str = "", acrs: Sequence[float |
     caption = f"estimate for all, one after the other: {duration(sum(run.seconds for run in runs))}"
     table = Table(*columns, "state", "estimate", title=title or None, caption=caption, min_width=len(caption))
     for run, acr in zip(runs, acrs or [None] * len(runs), strict=True):
-        printed = [] if acrs is None else ["" if acr is None else f"{acr:.3f}"]
-        table.add_row(run.folder.name, *printed, Text(run.state), duration(run.seconds) if run.seconds else "-")
+        acr_text = "" if acr is None else f"{acr:.3f}"
+        acr_cells = [] if acrs is None else [acr_text]
+        table.add_row(run.folder.name, *acr_cells, Text(run.state), duration(run.seconds) if run.seconds else "-")
     return table
 
 

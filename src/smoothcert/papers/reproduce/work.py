@@ -75,14 +75,17 @@ def train_runs(planned: Sequence[RunState], resources: Resources, console: Plain
 
 def train_run(run: RunState, resources: Resources) -> None:
     """Train `run`, which an earlier call may have begun."""
-    recipe, resume = run.known_recipe, (run.folder / RECIPE).exists()
+    recipe = run.known_recipe
+    resume = (run.folder / RECIPE).exists()
     train_with_bar(recipe, resources.load(recipe, "train"), run.folder, resume=resume, device=resources.device)
 
 
 def certify(run: RunState, resources: Resources) -> None:
     """Certify the images that are missing in the file of `run`."""
-    recipe, device = run.known_recipe, find_device(resources.device)
-    data, model = resources.load(recipe, "test"), load_run(run.folder, recipe.model)
+    recipe = run.known_recipe
+    device = find_device(resources.device)
+    data = resources.load(recipe, "test")
+    model = load_run(run.folder, recipe.model)
     with status_bar(f"certify {run.folder.name}") as show:
         certify_dataset(
             *(model, data, run.certificates, run.settings), device=device, on_progress=show, on_warning=show.warn
@@ -102,7 +105,8 @@ def in_turn(planned: Sequence[RunState], work: Callable[[RunState], None]) -> Fa
 
 def finish_in_processes(planned: Sequence[RunState], resources: Resources, console: PlainConsole) -> Failures:
     """Finish each run in a process of its own, `jobs` at a time, which share the cores."""
-    threads, ended = max(1, torch.get_num_threads() // resources.jobs), 0
+    threads = max(1, torch.get_num_threads() // resources.jobs)
+    ended = 0
 
     def show(folder: Path, reason: str | None, seconds: float) -> None:
         nonlocal ended
