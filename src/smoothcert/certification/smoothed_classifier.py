@@ -87,7 +87,9 @@ class SmoothedClassifier(nn.Module):
             raise RequestError(f"noise: expected one of {', '.join(NOISES)}, got {noise}")
         self.noise = NOISES[noise](sigma)
         resolve_precision(precision, torch.device("cpu"))  # refuses an unknown one
-        self.classifier, self.num_classes, self.precision = classifier, num_classes, precision
+        self.classifier = classifier
+        self.num_classes = num_classes
+        self.precision = precision
         self.compiled = compile
         self.batch_size = batch_size
         self.strict = strict

@@ -87,7 +87,11 @@ class RunInProgress:
         options: Options,
     ) -> None:
         # The request and the data.
-        self.recipe, self.folder, self.group, self.device, self.options = recipe, folder, group, device, options
+        self.recipe = recipe
+        self.folder = folder
+        self.group = group
+        self.device = device
+        self.options = options
         self.own_network = options.model is not None or is_code(recipe.model)
         self.spec = InputSpec.of(data)
         self.data_digest = start.digest
