@@ -31,6 +31,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: cuda was asked for, but torch sees no GPU; use --device cpu")
     dataset, shape = SHAPES[arguments.model]
     data = sc.load_dataset(dataset, "test")
     torch.manual_seed(0)

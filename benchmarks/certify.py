@@ -82,6 +82,8 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32,auto", help="comma-separated: auto, fp32, bf16, fp16")
     parser.add_argument("--batch-size", type=int, default=None)
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: cuda was asked for, but torch sees no GPU; use --device cpu")
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
@@ -107,7 +109,7 @@ def main() -> None:
 
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for call in runs.values():
-        call(5000)
+        call(min(5000, arguments.votes))
     for _ in range(arguments.rounds):
         for name, call in runs.items():
             rates[name].append(arguments.votes / seconds(partial(call, arguments.votes), device))

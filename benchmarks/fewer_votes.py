@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=100_000)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: cuda was asked for, but torch sees no GPU; use --device cpu")
     device, run = torch.device(arguments.device), load_run(arguments.run)
     data = load_dataset(run.recipe.dataset, "test")
     indices = list(range(0, len(data), len(data) // arguments.images))[: arguments.images]

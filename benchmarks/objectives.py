@@ -52,6 +52,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: cuda was asked for, but torch sees no GPU; use --device cpu")
     device = torch.device(arguments.device)
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     print(f"{date.today()}  torch {torch.__version__}  {device.type} {hardware}  {torch.get_num_threads()} threads")

@@ -1,6 +1,6 @@
 """Load test of `smoothcert serve` on this machine, next to the library and to a naive loop.
 
-    python benchmarks/serve.py RUN [--clients 64] [--images 512] [--votes 10000] [--radius 0.5]
+    python benchmarks/serve.py RUN [--clients 64] [--images 512] [--votes 10000] [--radius 0.5] [--seconds 4]
 
 Clients send one image per request and wait for its answer. The library certifies the same images by the same rule, in
 batches, before and after the server; machines change their speed, so trust the ratio. The naive server answers one
@@ -143,23 +143,30 @@ def naive(run: Run, images: torch.Tensor, votes: int, alpha: float = 0.001) -> f
     return (time.perf_counter() - started) / len(images)
 
 
-def kill_and_restart(run: Path, log: Path, clients: int, bodies: list[bytes], path: str) -> None:
-    server, stop = Server(run, log, 4 * clients), threading.Event()
+def rows_of(log: Path) -> int:
+    return sum(len(read_log(file)[0]) for file in log.glob("*.tsv"))
+
+
+def kill_and_restart(
+    server: Server, run: Path, log: Path, clients: int, bodies: list[bytes], path: str, seconds: float
+) -> None:
+    """Kill `server` under load, start another one on its port and log, and compare answers, failures and rows."""
+    earlier, stop = rows_of(log), threading.Event()
     results: list[Load] = []
     thread = threading.Thread(target=lambda: results.append(run_clients(port, clients, bodies, path, until=stop)))
     port = server.port
     thread.start()
-    time.sleep(4)
+    time.sleep(seconds)
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
     torn = [file.name for file in log.glob("*.tsv") if not file.read_bytes().endswith(b"\n")]
     server = Server(run, log, 4 * clients, port)
-    time.sleep(4)
+    time.sleep(seconds)
     stop.set()
     thread.join()
     server.process.send_signal(signal.SIGTERM)
     code = server.process.wait()
-    rows = sum(len(read_log(file)[0]) for file in log.glob("*.tsv"))
+    rows = rows_of(log) - earlier
     (load,) = results
     print(
         f"kill -9 and restart under load: {len(load.seconds)} answers, {load.failures} failed connections, "
@@ -177,6 +184,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--votes", type=int, default=10_000)
     parser.add_argument("--radius", type=float, default=0.5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="load before the server is killed, and after")
     arguments = parser.parse_args()
     run = load_run(arguments.run)
     data = load_dataset(run.recipe.dataset, "test")
@@ -185,13 +193,12 @@ def main() -> None:
     settings = CertifySettings(n=arguments.votes, radii=(arguments.radius,), hold_back=False, seed=1)
     path = f"/v1/predict?votes={arguments.votes}&radius={arguments.radius}"
     with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
         before = library(run, images, settings)
-        server = Server(arguments.run, Path(folder) / "log", 4 * arguments.clients)
+        server = Server(arguments.run, log, 4 * arguments.clients)
         load = run_clients(server.port, arguments.clients, bodies, path)
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait()
         after = library(run, images, settings)
-        rows = sum(len(read_log(file)[0]) for file in (Path(folder) / "log").glob("*.tsv"))
+        rows = rows_of(log)
         answered, speed = len(load.seconds), load.votes / load.wall
         speeds = [votes / seconds for seconds, votes in (before, after)]
         print(
@@ -214,7 +221,7 @@ def main() -> None:
         )
         assert not load.errors, load.errors[:3]
         assert answered == len(bodies) == rows
-        kill_and_restart(arguments.run, Path(folder) / "log2", arguments.clients, bodies, path)
+        kill_and_restart(server, arguments.run, log, arguments.clients, bodies, path, arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -116,6 +116,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the data set is, for ours")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: cuda was asked for, but torch sees no GPU; use --device cpu")
     if arguments.epochs < 2:
         parser.error(f"--epochs: expected at least 2, got {arguments.epochs}")
     device = torch.device(arguments.device)
