@@ -70,7 +70,8 @@ def margins_csv(margins: Margins) -> str:
 
 def draw_margins(margins: Margins) -> Figure:
     """Histograms on common bins, the misclassified side shaded, each label with its share below 0."""
-    compared, labels = margins.compared, margins.compared.labels
+    compared = margins.compared
+    labels = compared.labels
     title = f"{compared.title}, test image {margins.index} (class {margins.label}), σ = {compared.noise.sigma:g}"
     x = "log-probability of the label minus that of the best other class"
     figure, axes = one_panel(5.2, 3.2, title, x, "share of noises (%)")

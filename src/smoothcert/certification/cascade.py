@@ -77,7 +77,8 @@ class Cascade:
         are those of the stage that answered, or of the last one; `earlier` holds the votes of the stages before it.
         """
         stages = [prepare(stage, x, {"n": n, "n0": n0, "alpha": alpha}) for stage in self.stages]
-        (inputs, first), counters = stages[0], [prepared.counter for _, prepared in stages]
+        inputs, first = stages[0]
+        counters = [prepared.counter for _, prepared in stages]
         if len({counter.num_classes for counter in counters}) > 1:
             numbers = ", ".join(str(counter.num_classes) for counter in counters)
             raise RequestError(f"stages: expected one number of classes, got {numbers}; use networks of one data set")

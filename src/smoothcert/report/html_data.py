@@ -154,7 +154,8 @@ def _kinds_of_runs(summaries: Sequence[Summary]) -> dict[str, dict[str, tuple[li
     differing = most_differing(summaries) if len(summaries) > 1 else []
     kinds = {}
     for summary in summaries:
-        file, columns = summary.file, summary.file.columns
+        file = summary.file
+        columns = file.columns
         lists = kinds_of(columns)
         if len(summaries) > 1:
             places = dict(zip(columns.index.tolist(), range(len(columns)), strict=True))

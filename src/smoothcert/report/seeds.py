@@ -42,10 +42,11 @@ def _all_but_the_seed(summary: Summary) -> tuple[str, frozenset[int]]:
 
     Settings that are off may also be unrecorded.
     """
-    settings, provenance, recipe = summary.file.settings, summary.file.provenance, summary.recipe
+    recipe = summary.recipe
+    settings = summary.file.settings
     trained = {key: value for key, value in recipe.items() if key != "seed" and value is not None}
     certified = {key: value for key, value in settings.items() if key not in _NOT_COMPARED and value}
-    certified["changes"] = changes_of(provenance, recipe.get("epochs"))
+    certified["changes"] = changes_of(summary.file.provenance, recipe.get("epochs"))
     return repr([sorted(flattened(fields).items(), key=repr) for fields in (trained, certified)]), summary.indices
 
 

@@ -54,7 +54,8 @@ class StepLoss(nn.Module):
 
     def set_compiled(self, compiled: bool) -> None:
         """Choose whether torch.compile compiles the loss."""
-        self.loss, self.compiled = self.objective.loss, compiled
+        self.loss = self.objective.loss
+        self.compiled = compiled
         if compiled:
             # The runs of one process share the compiler, which compiles each kind of run separately.
             torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
