@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
-from smoothcert.objectives import Gaussian
+from smoothcert.objectives import Consistency, Gaussian
 
 
 class Network(nn.Module):
@@ -50,6 +50,13 @@ def train(images: Tensor, labels: Tensor) -> float:
         print(run.folder, metrics["loss"])
 
     sc.TrainRecipe(dataset="mnist", model="lenet", sigma=0.5, objective=Gaussian())  # all other fields have defaults
+    named = sc.TrainRecipe(dataset="mnist", model="lenet", sigma=0.5, objective="gaussian")
+    copies: int = named.objective.num_noise
+    fields = {"name": "consistency", "weight": 5.0}
+    weighted = sc.TrainRecipe(dataset="mnist", model="lenet", sigma=0.5, objective=fields).objective
+    assert isinstance(weighted, Consistency)
+    print(copies, weighted.weight)
+    sc.TrainRecipe(dataset="mnist", model="lenet", sigma=0.5, objective=5)  # type: ignore[arg-type]
     recipe: sc.TrainRecipe = sc.preset("mnist/consistency", sigma=0.5)
     data = TensorDataset(images, labels)
     run = sc.train(recipe, data, "runs/a", model=Network(), on_epoch=show)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
@@ -75,7 +75,17 @@ def _sampler_to(sampler: Uniform) -> dict[str, Any]:
     return {"name": sampler.name, **sampler.model_dump(mode="json")}
 
 
-AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
+if TYPE_CHECKING:
+
+    class AnyObjective:
+        """The field for type checkers: it accepts an objective, a name or a mapping, and gives an objective."""
+
+        def __get__(self, recipe: object, kind: object) -> Objective: ...
+
+        def __set__(self, recipe: object, value: Objective | str | Mapping[str, Any]) -> None: ...
+
+else:
+    AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
 AnySampler = Annotated[Uniform, BeforeValidator(_sampler_from), PlainSerializer(_sampler_to)]
 
 
