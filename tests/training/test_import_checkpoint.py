@@ -313,6 +313,16 @@ def test_truncated_files_are_refused(part: float, zipped: bool, lenet: nn.Module
     refused(file, tmp_path / "run", WorkError, "damaged or not a PyTorch checkpoint .* download it again")
 
 
+@pytest.mark.parametrize("text", ["hello\n", "{'a': 1}\n", "epoch,loss\n"])
+def test_a_text_file_is_refused_without_a_number_of_the_unpickler(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_text(text)
+    with pytest.raises(WorkError) as caught:
+        import_checkpoint(tmp_path / "a.pth", tmp_path / "run", sigma=0.5)
+    assert "damaged or not a PyTorch checkpoint" in str(caught.value)
+    assert "KeyError" not in str(caught.value)
+    assert "IndexError" not in str(caught.value)
+
+
 def test_files_that_are_not_checkpoints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "page.pth").write_text("<html>404: no such page</html>\n")
     refused(tmp_path / "page.pth", tmp_path / "run", WorkError, "not a PyTorch checkpoint")

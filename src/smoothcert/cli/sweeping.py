@@ -43,6 +43,8 @@ def sweep(
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}
     sigmas = parse_numbers("sigma", sigma, float) or (None,)
+    if len(set(sigmas)) < len(sigmas):
+        raise RequestError(f"sigma: expected different noise levels, got {sigma}; name each once")
     bases = {
         f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(
             *(options, value, files.image_size, fixed, files.load),

@@ -168,7 +168,7 @@ def refuse_used_folder(out: Path | None, resume: bool) -> None:
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(help="A checkpoint: .pth.tar, .pth or .pt; FILE:KEY names weights in it."),
+        typer.Argument(help="A checkpoint: .pth.tar, .pth, .pt or .safetensors; FILE:KEY names weights in it."),
     ],
     *,
     out: Annotated[Path, typer.Option(help="Run folder to make.")],

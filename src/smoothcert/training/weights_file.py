@@ -52,6 +52,8 @@ def read_checkpoint(file: Path) -> Mapping[Any, Any]:
             ) from None
         # torch's own text is about its arguments, which a user of this command does not give.
         reason = type(error).__name__ if "weights_only" in str(error) else named_error(error)
+        if isinstance(error, LookupError):  # its text is a number of the unpickler
+            reason = "its bytes cannot be decoded"
         raise WorkError(
             f"{file}: damaged or not a PyTorch checkpoint ({reason}); download it again or give another file"
         ) from error
