@@ -273,8 +273,10 @@ def parse_rows(
         try:
             row = parse(line.decode("utf-8"))
         except ValueError as error:
+            # A changed sigma or alpha in the settings damages every line.
+            place = f"the line or {settings_path(path).name}" if settings_path(path).exists() else "the line"
             raise WorkError(
-                f"{path}, line {number}: damaged ({error}); the file is left as it is: repair the line or move the file"
+                f"{path}, line {number}: damaged ({error}); the file is left as it is: repair {place}, or move the file"
             ) from error
         if row.index in rows:
             raise WorkError(f"{path}, line {number}: image {row.index} is in the file twice; remove one of its rows")
