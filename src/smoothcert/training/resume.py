@@ -124,11 +124,7 @@ def open_folder(
     has restarted continue the run that their job has made, also without `resume`.
     """
     has_recipe = (folder / RECIPE).exists()
-    if group.agree(has_recipe) != has_recipe:
-        raise WorkError(
-            f"{folder}: process {group.rank} does not see the files that process 0 sees there; choose an --out on a "
-            "file system that all machines share"
-        )
+    refuse_unshared_folder(folder, group, has_recipe)
     resume = resume or group.agree(group.leads and restarts_run(folder))
     if not resume:
         refuse_existing_run(folder)
@@ -142,25 +138,12 @@ def open_folder(
     if not resume and state is not None:
         refuse_existing_run(folder, trained=state.epoch > 0)
         state = None
-    if state is not None and state.data != digest:
-        raise RequestError(
-            f"{folder}: the training data have changed since its state was saved; restore them, and read them with the "
-            "same options (--classes, --channels), or train on the new data into another --out"
-        )
+    refuse_other_data(folder, state, digest)
     harmless = {"epochs"} if state is None else set(CHANGEABLE)
     if model is not None:
-        if not isinstance(model.recipe, TrainRecipe):
-            raise RequestError(f"{folder}: expected a run to train, got an imported model; choose another --out")
-        refuse_other_recipe(model.recipe, recipe, folder, MODEL, harmless)
+        refuse_other_model(folder, model, recipe, harmless)
     if state is not None:
-        stored = parse_recipe(TrainRecipe, state.recipe, str(folder / STATE))
-        refuse_other_recipe(stored, recipe, folder, STATE, harmless)
-        if state.epoch and recipe.schedule == "cosine" and recipe.epochs != stored.epochs:
-            on_note(
-                f"{folder}: the learning rates of its epochs 0 to {state.epoch - 1} are those of a cosine schedule "
-                f"over {stored.epochs} epochs, the others those over {recipe.epochs}; a new run of {recipe.epochs} "
-                "epochs gives another model"
-            )
+        refuse_other_state(folder, state, recipe, harmless, on_note)
     epoch = first_epoch(recipe, folder, state, model)
     finished = epoch == recipe.epochs
     if state is not None:
@@ -173,6 +156,45 @@ def open_folder(
         write_start(recipe, folder, epoch, has_recipe and resume, on_note)
     group.wait()
     return Start(epoch, state, digest, model, origin)
+
+
+def refuse_unshared_folder(folder: Path, group: Team, has_recipe: bool) -> None:
+    """Refuse a folder in which this process sees a recipe and process 0 does not, or the other way round."""
+    if group.agree(has_recipe) != has_recipe:
+        raise WorkError(
+            f"{folder}: process {group.rank} does not see the files that process 0 sees there; choose an --out on a "
+            "file system that all machines share"
+        )
+
+
+def refuse_other_data(folder: Path, state: State | None, digest: str) -> None:
+    """Refuse to continue on training data other than those of the state."""
+    if state is not None and state.data != digest:
+        raise RequestError(
+            f"{folder}: the training data have changed since its state was saved; restore them, and read them with the "
+            "same options (--classes, --channels), or train on the new data into another --out"
+        )
+
+
+def refuse_other_model(folder: Path, model: ModelFile, recipe: TrainRecipe, harmless: Collection[str]) -> None:
+    """Refuse a model that was imported or has another recipe."""
+    if not isinstance(model.recipe, TrainRecipe):
+        raise RequestError(f"{folder}: expected a run to train, got an imported model; choose another --out")
+    refuse_other_recipe(model.recipe, recipe, folder, MODEL, harmless)
+
+
+def refuse_other_state(
+    folder: Path, state: State, recipe: TrainRecipe, harmless: Collection[str], on_note: Callable[[str], None]
+) -> None:
+    """Refuse a state with another recipe; note that a cosine schedule over other epochs had other learning rates."""
+    stored = parse_recipe(TrainRecipe, state.recipe, str(folder / STATE))
+    refuse_other_recipe(stored, recipe, folder, STATE, harmless)
+    if state.epoch and recipe.schedule == "cosine" and recipe.epochs != stored.epochs:
+        on_note(
+            f"{folder}: the learning rates of its epochs 0 to {state.epoch - 1} are those of a cosine schedule "
+            f"over {stored.epochs} epochs, the others those over {recipe.epochs}; a new run of {recipe.epochs} "
+            "epochs gives another model"
+        )
 
 
 def write_start(recipe: TrainRecipe, folder: Path, epoch: int, continues: bool, on_note: Callable[[str], None]) -> None:
