@@ -206,7 +206,7 @@ class TrainRecipe(Recipe):
             elif name.startswith("objective."):
                 most = MOST
             else:
-                continue  # the declarations of these fields have their limits
+                continue  # limited where it is declared, or by memory
             if value > most:
                 raise ValueError(f"{name}: expected at most {most:g}, got {shown(repr(value))}")
         if self.objective.chunked and self.batch_size % self.objective.num_noise:
