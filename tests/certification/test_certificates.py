@@ -20,7 +20,7 @@ from smoothcert.certification.certificates import (
     parse_row,
     read_certificates,
 )
-from smoothcert.certification.checks import check_settings
+from smoothcert.certification.checks import RowLimits, check_settings
 from smoothcert.certification.recertify import bounded_again, recertify
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import settings_path
@@ -317,8 +317,8 @@ def test_recertify_bounds_the_class_that_the_first_votes_chose(tmp_path: Path, n
 
 def test_an_image_that_a_label_aware_rule_left_out_stays_without_votes_and_coin() -> None:
     left_out = CertifiedImage(4, 1, Certificate(-1, 0.0, 100, 0, 0, ()), 0.5)
-    settings = {"alpha": 0.01, "bound": "randomized", "seed": 3}
-    assert bounded_again(left_out, NOISES["gaussian"](1.0), settings) == left_out
+    limits = RowLimits({"sigma": 1.0, "alpha": 0.01, "bound": "randomized", "seed": 3})
+    assert bounded_again(left_out, limits) == left_out
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.7, 0.9])
@@ -329,8 +329,8 @@ def test_recertified_abstentions_are_wrong_with_probability_at_most_alpha(n: int
     again: list[Certificate] = []
     for count in range(n + 1):
         old = CertifiedImage(0, 1, Certificate(-1, 0.0, 100, n, count, sorted_votes([n - count, count])), 0.5)
-        settings = {"alpha": alpha, "bound": "one-sided"}
-        again.append(bounded_again(old, NOISES["gaussian"](1.0), settings).certificate)
+        limits = RowLimits({"sigma": 1.0, "alpha": alpha, "bound": "one-sided"})
+        again.append(bounded_again(old, limits).certificate)
     for p in (k / 200 for k in range(100, 200)):
         radii = {0: 0.0, 1: NormalDist().inv_cdf(p)}
         wrong = [count for count, c in enumerate(again) if c.radius > radii.get(c.predict, 0.0)]

@@ -67,7 +67,7 @@ def test_the_chosen_class_is_the_one_that_recertify_uses(votes: tuple[int, ...])
     """At an alpha near 1 every class is certified, except where equal counts leave open which one was chosen."""
     certificate = certificate_of_class(int(np.argmax(votes)), votes, 10, Gaussian(0.5), 0.001)
     stored = CertifiedImage(0, 0, replace(certificate, predict=ABSTAIN, radius=0.0), 1.0)
-    again = bounded_again(stored, Gaussian(0.5), {"alpha": 0.999999, "bound": "one-sided"})
+    again = bounded_again(stored, RowLimits({"alpha": 0.999999, "bound": "one-sided", "sigma": 0.5}))
     expected = ABSTAIN if sorted(votes)[-1] == sorted(votes)[-2] else int(np.argmax(votes))
     assert columns_of([stored]).chosen.tolist() == [expected] == [again.certificate.predict]
 

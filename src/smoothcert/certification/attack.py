@@ -333,9 +333,18 @@ def _attack_images(
             (outcome.distance < claim.radius and outcome.predict != claim.predict)
             or (claim.radius > 0 and outcome.own_class not in (claim.predict, ABSTAIN))
         )
-        certified = None if claim is None else claim.radius
-        point = outcome.predict, outcome.distance, certified, contradiction, outcome.radius
-        rows.append(AttackedImage(index, label, *point, seconds))
+        rows.append(
+            AttackedImage(
+                index=index,
+                label=label,
+                predict=outcome.predict,
+                distance=outcome.distance,
+                certified_radius=None if claim is None else claim.radius,
+                contradiction=contradiction,
+                radius=outcome.radius,
+                seconds=seconds,
+            )
+        )
     return rows
 
 

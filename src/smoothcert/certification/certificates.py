@@ -254,7 +254,8 @@ def parse_rows(
     dropped where `drop_torn_line` allows that.
     """
     # A file with settings next to it was a result file: it is damaged. Any other is a wrong request.
-    error_type = WorkError if settings_path(path).exists() else RequestError
+    has_settings = settings_path(path).exists()
+    error_type = WorkError if has_settings else RequestError
     lines = content.split(b"\n")
     torn = lines.pop()
     if not lines and drop_torn_line and "\t".join(columns[-1]).encode().startswith(torn):
@@ -274,7 +275,7 @@ def parse_rows(
             row = parse(line.decode("utf-8"))
         except ValueError as error:
             # A changed sigma or alpha in the settings damages every line.
-            place = f"the line or {settings_path(path).name}" if settings_path(path).exists() else "the line"
+            place = f"the line or {settings_path(path).name}" if has_settings else "the line"
             raise WorkError(
                 f"{path}, line {number}: damaged ({error}); the file is left as it is: repair {place}, or move the file"
             ) from error

@@ -2,18 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
-from smoothcert.certification.checks import BOUNDS, EARLY_NAME, ONE_SIDED, RANDOMIZED
+from smoothcert.certification.checks import BOUNDS, EARLY_NAME, ONE_SIDED, RANDOMIZED, RowLimits
 from smoothcert.certification.serve.log import HEADER, format_answer, read_log, unlabelled
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import read_content
 from smoothcert.io.files import write_text_atomically
 from smoothcert.io.results import only_writer, refuse_existing, settings_path, write_settings
-from smoothcert.noise import NOISES, Noise
-from smoothcert.smoothing.bounds import SLACK
-from smoothcert.smoothing.certificate import ABSTAIN, certificate_from_bound, certified_radius, largest_other
+from smoothcert.smoothing.certificate import certificate_from_bound
 from smoothcert.smoothing.votes import coin_of
 
 
@@ -55,29 +52,26 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
         raise RequestError(f"bound: expected one of {', '.join(BOUNDS)}, got {settings['bound']}")
     if settings["bound"] == RANDOMIZED != file.settings["bound"] and settings.get("seed") is None:
         raise RequestError(f"{path}: expected the seed that its coins are drawn from, got none; recertify each shard")
-    noise = NOISES[settings["noise"]](settings["sigma"])
-    rows = [bounded_again(row, noise, settings) for row in file.rows]
+    limits = RowLimits(settings)
+    rows = [bounded_again(row, limits) for row in file.rows]
     with only_writer(out, "choose another --out"):
         refuse_existing(out)
         write_certificates(out, rows, settings, {**file.provenance, "recertified_from": path.name})
     return len(rows)
 
 
-def bounded_again(row: CertifiedImage, noise: Noise, settings: dict[str, Any]) -> CertifiedImage:
-    """Return the row with the certificate that its votes give under other settings."""
+def bounded_again(row: CertifiedImage, limits: RowLimits) -> CertifiedImage:
+    """Return the row with the certificate that its votes give under the settings of `limits`."""
     old = row.certificate
     if old.n == 0:
         return row
     # The coin that certify would have drawn, unless the file has it.
-    drawn = settings["bound"] == RANDOMIZED
-    coin = (old.coin or coin_of((settings["seed"], row.index))) if drawn else None
-    chosen = old.chosen
-    radius = 0.0
-    if chosen != ABSTAIN:
-        other = largest_other(old.votes, chosen)
-        options = {"bound": settings["bound"], "slack": SLACK if settings.get("sound") else 0.0}
-        radius = certified_radius(old.count, other, old.n, noise, settings["alpha"], coin=coin, **options)
-    return replace(row, certificate=certificate_from_bound(chosen, radius, old.n0, old.count, old.votes, coin=coin))
+    drawn = limits.settings["bound"] == RANDOMIZED
+    coin = (old.coin or coin_of((limits.settings["seed"], row.index))) if drawn else None
+    claim = replace(old, predict=old.chosen, coin=coin)
+    radius = 0.0 if claim.abstained else limits.radius(claim)
+    new = certificate_from_bound(claim.predict, radius, old.n0, old.count, old.votes, coin=coin)
+    return replace(row, certificate=new)
 
 
 def _recertify_log(path: Path, out: Path, alpha: float | None, bound: str | None) -> int:
@@ -99,8 +93,8 @@ def _recertify_log(path: Path, out: Path, alpha: float | None, bound: str | None
     for row in fixed:
         model = settings["models"][row.model]
         question = replace(row.question, alpha=alpha or row.question.alpha)
-        noise = NOISES[model["noise"]](model["sigma"])
-        image = bounded_again(unlabelled(row), noise, {"alpha": question.alpha, "bound": ONE_SIDED})
+        limits = RowLimits({**model, "alpha": question.alpha, "bound": ONE_SIDED})
+        image = bounded_again(unlabelled(row), limits)
         lines.append(format_answer(replace(row, question=question, certificate=image.certificate)))
     write_settings(out, settings, {"recertified_from": path.name})
     write_text_atomically(out, HEADER + "".join(lines))
