@@ -367,3 +367,23 @@ def test_a_narrow_terminal_drops_hyperparameters_before_radii() -> None:
     rows = [summary(f"run{i}", 0.5, 1.25, "consistency", hyperparameters=settings) for i in range(2)]
     titles = [column.header.plain for column in terminal_table(rows, 80).columns]  # type: ignore[union-attr]
     assert titles == ["σ", "run", "ACR", "0.00", "0.50", "1.00"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "before", "after"),
+    [
+        (["objective.weight", "epochs", "ema", "schedule"], ["λ", "epochs", "ema", "schedule"], []),
+        (
+            ["objective.weight", "epochs", "ema", "momentum", "batch_size"],
+            ["λ"],
+            ["epochs", "ema", "momentum", "batch size"],
+        ),
+    ],
+)
+def test_many_settings_of_training_do_not_push_the_results_out_of_sight(
+    settings: list[str], before: list[str], after: list[str]
+) -> None:
+    rows = [summary(f"run{i}", 0.5, 1.25, "consistency", hyperparameters=dict.fromkeys(settings, i)) for i in range(2)]
+    titles = [column.title for column in layout(rows).for_reading().columns]
+    assert titles[3 : 3 + len(before) + 1] == [*before, "ACR"]
+    assert titles[titles.index("images") + 1 :] == after

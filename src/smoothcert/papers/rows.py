@@ -14,6 +14,7 @@ from smoothcert.io.results import read_settings, settings_path
 from smoothcert.io.text import flattened
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.papers.tables import dataset_of, is_radius, matches, paper_table, published_acr
+from smoothcert.report.names import value_text
 from smoothcert.report.published import Published, PublishedFor
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
 from smoothcert.training.run_folder import recipe_of_certificates
@@ -275,7 +276,7 @@ def differences_from(paper: TrainRecipe, recipe: TrainRecipe) -> list[str]:
     pairs += [(key, teachers[0].get(key), teachers[1].get(key)) for key in keys]
     before, now = flattened(before["objective"]), flattened(now["objective"])
     pairs += [(field, now.get(field), before.get(field)) for field in dict.fromkeys((*now, *before))]
-    return [f"{word} {ours}, the paper's {theirs}" for word, ours, theirs in pairs if ours != theirs]
+    return [f"{word} {value_text(a)}, the paper's {value_text(b)}" for word, a, b in pairs if a != b]
 
 
 def _sampler_text(sampler: dict[str, Any]) -> str:

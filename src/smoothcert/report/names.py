@@ -46,7 +46,7 @@ MEANINGS = {
 """Letters and words of labels -> what they mean."""
 VALUES = {
     **{"kl_entropy": "KL + entropy", "kl": "KL", "mse": "MSE", "xent": "cross-entropy", "pgd": "PGD", "ddn": "DDN"},
-    **{"True": "yes", "False": "no"},
+    **{"True": "yes", "False": "no", "None": "none", "[]": "none"},
 }
 """Value of a field of a recipe -> its name for people."""
 _NO_NAMES = ("build", "build_model", "create_model", "get_model", "make_model", "model")

@@ -30,6 +30,8 @@ RANKED = (
 """What bold means in the table of runs."""
 RANKED_SEEDS = "the best mean of each σ, where a t-test over seeds (5%) tells it from every other"
 """What bold means in the table over seeds."""
+MOST_BEFORE_RESULTS = 4
+"""Tables of the papers have up to four columns of hyper-parameters before the results."""
 NAME = Column("name", "run", lambda subject: subject.name)
 NOTHING: Mapping[str, Published] = {}
 PublishedOf = Callable[[Any], Published | None]
@@ -123,6 +125,14 @@ def _hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Su
     return [column(key, title) for key, title in titles.items()]
 
 
+def _before_and_after_results(settings: Sequence[Column]) -> tuple[list[Column], list[Column]]:
+    """Divide the hyper-parameters: those of training follow the results if there are too many of them."""
+    if sum(not column.csv_only for column in settings) <= MOST_BEFORE_RESULTS:
+        return list(settings), []
+    of_method = [column for column in settings if column.key.startswith("objective.")]
+    return of_method, [column for column in settings if column not in of_method]
+
+
 def _columns(
     summaries: Sequence[Summary],
     published: Mapping[str, Published],
@@ -133,6 +143,7 @@ def _columns(
     same_votes = len({s.votes for s in summaries}) == 1
     l_infinity = Column("acr_l_infinity", "ACR in L∞", lambda s: s.l_infinity, decimals=4)
     acr, *accuracies = numbers = _numbers(summaries)
+    before, after = _before_and_after_results(_hyperparameter_columns(summaries))
 
     def method(summary: Summary) -> str:
         row = published.get(summary.name)
@@ -145,13 +156,14 @@ def _columns(
         *heading(summaries),
         NAME,
         Column("method", "method", lambda s: s.method, csv_only=no_method, text=method, left_out=1),
-        *_hyperparameter_columns(summaries),
+        *before,
         acr,
         Column("acr_standard_error", "±", lambda s: s.acr_standard_error, decimals=3, csv_only=True),
         *([l_infinity] if any(s.l_infinity is not None for s in summaries) else []),
         *accuracies,
         Column("abstention", "abstain", lambda s: 100 * s.abstention, decimals=1, left_out=3),
         Column("images", "images", lambda s: s.images, decimals=0, left_out=3),
+        *after,
         Column("n", "n", lambda s: s.n, decimals=0, csv_only=True),
         Column("n0", "n0", lambda s: s.n0, decimals=0, csv_only=True),
         Column("alpha", "α", lambda s: s.alpha, decimals=3, csv_only=True),
@@ -246,14 +258,16 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
         return mean.members[0]
 
     members = [summary for mean in means for summary in mean.members]
+    before, after = _before_and_after_results(_hyperparameter_columns(members, first))
     columns = (
         *heading(members, first),
         Column("name", "runs", lambda m: m.name),
         Column("method", "method", lambda m: m.members[0].method, text=method, left_out=1),
-        *_hyperparameter_columns(members, first),
+        *before,
         Column("seeds", "seeds", lambda m: len(m.members), decimals=0),
         *(spread for column in _numbers(members) for spread in _spread_columns(column)),
         Column("images", "images", lambda m: m.members[0].images, decimals=0, left_out=3),
+        *after,
     )
     return _arranged(columns, means, published_of if published else None, _best_mean)
 
