@@ -81,7 +81,10 @@ def opened(loaded: Browser) -> Iterator[Browser]:
 
 
 def settled(browser: Browser) -> Browser:
+    """After three frames: one finds that a size has changed, the next one draws, also on a machine that is busy."""
     browser.value("new Promise(done => setTimeout(done, 30))")
+    for _ in range(3):
+        browser.value("new Promise(requestAnimationFrame)")
     return browser
 
 
