@@ -156,12 +156,11 @@ def print_result(request: CertifyOptions, target: Target, file: CertificatesFile
     rows, console = file.rows, request.console
     spent = sum(row.certificate.spent for row in rows)
     most = sum(row.certificate.n0 + target.settings.n for row in rows)
-    fewer = f", {most / spent:.1f} times fewer than n each" if most > spent else ""
+    fewer = f" instead of {most:,}" if most > spent else ""
     console.print(f"{spent:,} votes for {counted(len(rows), 'image')}{fewer}")
     if others := {row.index for row in rows}.difference(indices):
-        more = f"{target.path.name} holds {len(others):,} images that an earlier call chose as well"
-        apart = f"a report is about all {len(rows):,}: choose another --name to keep them apart"
-        console.note(f"{more}; {apart}")
+        more = f"{target.path.name} has {counted(len(others), 'more image')}, from an earlier call"
+        console.note(f"{more}; a report uses all {len(rows):,}: choose another --name to keep them apart")
     if request.json_:
         print(json.dumps(for_machines(target, file, request.chosen_data(target.first)[0])), flush=True)
 
