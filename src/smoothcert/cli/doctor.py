@@ -98,7 +98,7 @@ def doctor(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Examine a network: accuracy under noise, and what keeps it from good certificates."""
+    """Measure the accuracy of a network under noise, and find what keeps it from good certificates."""
     run = request.run
     model = request.network
     request.check([] if run is None else [run], {})
@@ -151,17 +151,18 @@ def show_ways_forward(
     forward = diagnosis.seconds_per_image
     epoch = 1000 * NOISES_PER_IMAGE * PASSES * forward
     lines = [
-        "way 1, fine-tune the network under noise; largest radii; needs its training data and changes its weights;",
-        f"  about {epoch:.2g} s per 1,000 training images and epoch, 20 epochs; votes stay as fast as now:",
+        "way 1: fine-tune the network under noise. It gives the largest radii, but changes the weights.",
+        f"  It needs the training data, and about {epoch:.2g} s per 1,000 images and epoch, for 20 epochs:",
         f"  {fine_tuning}",
-        "way 2, train a denoiser in front of the network, which does not change; needs images without labels;",
-        f"  30 epochs of a U-Net; each vote runs both networks, and yours alone takes {1000 * forward:.2g} ms here:",
+        "way 2: train a denoiser in front of the network, which does not change. It needs images without labels, and",
+        f"  30 epochs of a U-Net. Each vote then runs both networks; yours alone takes {1000 * forward:.2g} ms here:",
         f"  {denoiser}",
         f"then: {certification} --denoiser runs/denoiser",
     ]
     if adaptation is not None:
         lines.append(
-            "way 3, give its batch norm the statistics of noisy images; seconds, without labels, smaller radii:"
+            "way 3: give its batch norm the statistics of noisy images. It takes seconds and needs no labels; radii are"
+            " smaller:"
         )
         lines.append(f"  {adaptation}")
     for line in lines:
