@@ -1,4 +1,4 @@
-"""Train image classifiers that can be certified by randomized smoothing, certify them, show the result.
+"""Train image classifiers that can be certified by randomized smoothing, certify them, report the results.
 
 >>> import smoothcert as sc
 

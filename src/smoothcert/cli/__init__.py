@@ -79,7 +79,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Train image classifiers that can be certified by randomized smoothing, certify them, show the result."""
+    """Train image classifiers that can be certified by randomized smoothing, certify them, report the results."""
 
 
 INTERRUPTED, TERMINATED = 130, 143

@@ -111,7 +111,7 @@ def margins(
     n: Annotated[int, count_option("--n", help="Number of noises.")] = 10_000,
     comparison: Comparison,
 ) -> None:
-    """Log-probability margins of one test image under noise: histograms of several runs."""
+    """Draw histograms of the log-probability margins of one test image under noise, one per run."""
     compared, output = comparison.start(runs, "margins")
     from smoothcert.analysis.margins import draw_margins, margins_csv, margins_under_noise
 
@@ -183,7 +183,7 @@ def mixing(
 
 
 def cost(*, runs: Runs, figure: FigureOptions) -> None:
-    """Training cost of runs: time, peak memory, hyper-parameters; next to published ones if there are any."""
+    """Draw what training took: time, peak memory and hyper-parameters, with published values if there are any."""
     from smoothcert.analysis.cost import cost_csv, cost_markdown, cost_table, draw_cost, training_costs
     from smoothcert.report.layout import terminal
 
@@ -202,7 +202,7 @@ def input_dependent_noise(
     *,
     figure: FigureOptions,
 ) -> None:
-    """Noise whose scale depends on the input: the exact worst case and the bound C/d, against the dimension."""
+    """Draw the exact worst case for noise whose scale depends on the input, and the bound C/d, by dimension."""
     from smoothcert.analysis import input_dependent_noise as theorem
 
     output = figure.output("input-dependent-noise")

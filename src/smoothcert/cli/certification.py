@@ -117,7 +117,8 @@ class SettingsOptions:
         float | None, typer.Option(help="Use fewer votes and lose about this radius, in sigmas.")
     ] = None
     label_aware: Annotated[
-        bool, typer.Option("--label-aware", help="For benchmarks: skip images whose first votes are wrong.")
+        bool,
+        typer.Option("--label-aware", help="For benchmarks: no more votes for images whose first votes are wrong."),
     ] = False
     bound: BoundName = "one-sided"
     sound: Annotated[bool, typer.Option("--sound", help="Integer noise: the certificates account for rounding.")] = (

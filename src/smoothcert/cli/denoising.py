@@ -34,7 +34,10 @@ def train_denoiser(
         typer.Option(help="Size of the denoiser.", show_default="unet"),
     ] = None,
     classifier: Annotated[
-        str | None, typer.Option(help="A classifier that adds a term to the loss: a run folder, or your own code.")
+        str | None,
+        typer.Option(
+            help="Classifier that adds a term to the loss: a run folder, hf:NAME, timm:NAME or your own code."
+        ),
     ] = None,
     classifier_init: Annotated[
         Path | None, typer.Option(help="Weights of your own --classifier: .safetensors or a PyTorch checkpoint.")

@@ -257,7 +257,7 @@ class ClassifierOptions(NetworkOptions):
 
     ensemble: Annotated[bool, typer.Option("--ensemble", help="All run folders as one classifier.")] = False
     consensus: Annotated[
-        int | None, typer.Option(help="Evaluate only this many members of --ensemble where they agree.")
+        int | None, typer.Option(help="Evaluate this many members of --ensemble, and the others where these disagree.")
     ] = None
     denoiser: Annotated[
         Path | None, typer.Option(help="Denoiser in front: a folder of train-denoiser, or of a diffusers UNet2DModel.")

@@ -27,7 +27,7 @@ _VALUE = r"""((?:\[.*?\]|\{.*?\}|"[^"]*"|'[^']*'|[^,])*)(?:,|$)"""
 class RecipeOptions:
     """The options of `train` and `sweep` that choose a recipe."""
 
-    preset: Annotated[str | None, typer.Option(help="A published run: see `smoothcert presets`.")] = None
+    preset: Annotated[str | None, typer.Option(help="Name of a recipe: see `smoothcert presets`.")] = None
     recipe: Annotated[Path | None, typer.Option(help="A recipe file (YAML), instead of a preset.")] = None
     dataset: Annotated[str | None, typer.Option(help=DATASET, show_default="the recipe's")] = None
     model: Annotated[

@@ -93,8 +93,8 @@ DATASETS: dict[str, DatasetSpec] = {
     ),
 }
 OWN_DATA: Mapping[str, str] = {
-    "folder:PATH": "your own images, a folder for each class",
-    "npz:PATH": "your own, as arrays",
+    "folder:PATH": "your own images, one folder per class",
+    "npz:PATH": "your own images, a NumPy file with the arrays `images` and `labels`",
     "FILE.py:Name": "your own code, also as package.module:Name: a class or a function that gives a torch Dataset",
 }
 """Names for data of users, each with a description."""

@@ -66,7 +66,7 @@ class MovesNoise(Objective):
     """An objective that may attack its noises before it uses them."""
 
     noise_attack: NoiseAttack | None = Field(
-        default=None, description="move the noises on their spheres first: .steps .step_size .first_epoch"
+        default=None, description="attack each noise before it is used: .steps .step_size .first_epoch"
     )
 
     def in_epoch(self, epoch: float) -> Self:

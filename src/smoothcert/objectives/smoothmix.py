@@ -38,9 +38,11 @@ class SmoothMix(MovesNoise):
     steps: int = Field(default=4, ge=1, description="attack steps (T)")
     step_size: float = Field(default=1.0, gt=0, description="L2 length of an attack step (alpha)")
     eta: float = Field(default=5.0, ge=0, description="weight of the mixed term, warmed up over ten epochs")
-    one_step: bool = Field(default=False, description="replace the clean image by the first attack iterate")
+    one_step: bool = Field(
+        default=False, description="replace the clean image by the image after the first attack step"
+    )
     one_step_radius: float | None = Field(
-        default=None, gt=0, description="largest L2 norm of the first iterate; by default step_size"
+        default=None, gt=0, description="largest L2 distance of that image from the clean one; by default step_size"
     )
     max_norm: float | None = Field(
         default=None, gt=0, description="limit the attack to an L2 ball; by default no limit"
