@@ -31,7 +31,9 @@ class Macer(Objective):
     num_noise: int = Field(default=16, ge=1, description="noisy copies of an image in a step (m)")
     weight: float = Field(default=16.0, ge=0, description="weight of the robustness term (lambda)")
     gamma: float = Field(
-        default=8.0, gt=0, description="images with a larger radius (in units of sigma / 2) are left out of that term"
+        default=8.0,
+        gt=0,
+        description="images with a larger radius (in units of sigma / 2) do not count in the robustness term",
     )
     beta: float = Field(default=16.0, gt=0, description="inverse temperature of the softmax whose radius is maximised")
     deferred: bool = Field(default=False, description="no robustness term before the first learning-rate drop")
