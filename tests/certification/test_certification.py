@@ -343,7 +343,7 @@ def test_batch_norm_is_folded_and_recorded(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"radii": (0.5, 0.2)}, "radii: expected rising"),
-        ({"radii": (0.5,), "radius_loss": 0.1}, "choose one of the two"),
+        ({"radii": (0.5,), "radius_loss": 0.1}, "choose one of the rules"),
         ({"radii": (0.5,), "bound": "two-sided"}, "expected one-sided together with radii"),
         ({"bound": "two-sided", "noise": "laplace"}, "expected one-sided for laplace"),
         ({"sound": True, "noise": "uniform"}, "sound: expected gaussian"),

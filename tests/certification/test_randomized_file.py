@@ -105,7 +105,7 @@ def test_published_numbers_are_not_compared_with_it(folder: Path, run_cli: Cli, 
 
 
 def test_rules_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises((RequestError, ValidationError), match="expected one-sided together with radii, got randomized"):
+    with pytest.raises((RequestError, ValidationError), match="with radii or until_radius, got randomized"):
         CertifySettings(bound="randomized", radii=(0.5,))
     assert CertifySettings(bound="randomized").default_path(tmp_path, None).name == "test-n100000-randomized.tsv"
 

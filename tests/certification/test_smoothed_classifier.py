@@ -173,6 +173,7 @@ def test_wrong_settings_are_refused(changes: dict[str, object], message: str) ->
         ({"radii": (0.5, 0.25)}, "radii: expected rising radii"),
         ({"radii": (0.5,), "until_radius": 0.5}, "until_radius or radii, not both"),
         ({"radii": (0.5,), "radius_loss": 0.1}, "radius_loss: expected none together with radii"),
+        ({"until_radius": 0.5, "radius_loss": 0.1}, "radius_loss: expected none together with radii or until_radius"),
         ({"until_radius": 50.0}, "can never be certified"),
         ({"sound": True}, "expected bytes divided by 255"),
     ],

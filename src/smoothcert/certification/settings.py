@@ -95,9 +95,9 @@ class CertifySettings(Recipe):
         if list(self.radii) != sorted(set(self.radii)):
             raise ValueError(f"radii: expected rising radii, got {list(self.radii)}")
         if self.radii and self.radius_loss is not None:
-            raise ValueError("radius_loss: expected none together with radii; choose one of the two rules")
+            raise ValueError("radius_loss: expected none together with radii or until_radius; choose one of the rules")
         if self.bound != "one-sided" and self.radii:
-            raise ValueError(f"bound: expected one-sided together with radii, got {self.bound}")
+            raise ValueError(f"bound: expected one-sided together with radii or until_radius, got {self.bound}")
         if self.bound == "two-sided" and self.noise not in (None, "gaussian"):
             raise ValueError(f"bound: expected one-sided for {self.noise} noise, got two-sided")
         if self.sound and self.noise not in (None, "gaussian"):
