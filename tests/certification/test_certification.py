@@ -210,6 +210,8 @@ def test_missing_classes_are_reported() -> None:
     assert "9 of 10" in str(missing_classes(by_class, Selection(1000, 1, 100).indices))
     named = replace(by_class, class_names=tuple("abcdefghij"))
     assert "9 of 10 classes (b, c, d, e, f, ...)" in str(missing_classes(named, Selection(1000, 1, 100).indices))
+    three = replace(by_class, class_names=("a", "b\n", "c"))  # fewer names than classes
+    assert "9 of 10 classes (b, c, 3, 4, 5, ...)" in str(missing_classes(three, Selection(1000, 1, 100).indices))
 
 
 def test_classes_missing_by_chance_are_not_reported() -> None:

@@ -17,6 +17,7 @@ from smoothcert.classifier import device_of, evaluating, first_logits, in_float3
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, Split, images_from_dataset, with_known_classes
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
+from smoothcert.io.text import one_line
 from smoothcert.models import Denoised, check_outputs, is_code, output_names
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.smoothing.batch_dependence import refuse_unsound, seeded
@@ -248,7 +249,8 @@ def missing_classes(data: Images, indices: Sequence[int]) -> str | None:
     missing = ((chosen == 0) & (expected >= math.log(20 * classes))).nonzero().flatten().tolist()
     if not missing:
         return None
-    names = [data.class_names[label] if data.class_names else str(label) for label in missing[:5]]
+    known = data.class_names or ()  # a user's own data may have fewer names than classes
+    names = [one_line(known[label]) if label < len(known) else str(label) for label in missing[:5]]
     some = ", ".join(names) + (", ..." if len(missing) > 5 else "")
     return (
         f"{len(missing)} of {classes} classes ({some}) are missing from the {len(indices):,} selected images, because "
