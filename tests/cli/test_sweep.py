@@ -107,6 +107,7 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
         (["--sigma", ""], "sigma: expected comma-separated numbers, got nothing"),
         (["--sigma", "0.5,much"], "sigma: expected comma-separated numbers, got 0.5,much"),
         (["--sigma", "0.25,0.5,0.250"], "sigma: expected different noise levels, got 0.25,0.5,0.250; name each once"),
+        (["--sigma", "0.25,0.2500001"], "sigma: expected different noise levels, got 0.25,0.2500001; name each once"),
         (["--skip", 0], "skip: expected at least 1"),
         (["--out", "few.npz"], "few.npz: expected a folder to write to, got a file; choose another --out"),
         (["--recipe", "x.yaml"], "give --preset or --recipe, not both"),

@@ -43,7 +43,7 @@ def sweep(
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}
     sigmas = parse_numbers("sigma", sigma, float) or (None,)
-    if len(set(sigmas)) < len(sigmas):
+    if len({f"{value:g}" for value in sigmas if value is not None}) < len(sigmas) > 1:  # as the runs are called
         raise RequestError(f"sigma: expected different noise levels, got {sigma}; name each once")
     bases = {
         f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(
