@@ -2,13 +2,16 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage, certificates_writer
 from smoothcert.certification.checks import RowLimits
+from smoothcert.certification.columns import Columns
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 
 SETTINGS = {
@@ -81,8 +84,11 @@ def random_rows(seed: int, count: int = 200, classes: int = 3) -> list[Certified
 
 @pytest.fixture(autouse=True)
 def smaller_radii(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Round radii below what the votes show are read; larger ones are refused, as always."""
-    check = RowLimits._check_radius
+    """Round radii below what the votes show are read; larger ones are refused, as always.
+
+    Both checks are changed, that of a row and that of all rows at once, so that files are read as columns, as usual.
+    """
+    check, allow = RowLimits._check_radius, RowLimits.allow
 
     def check_from_above(limits: RowLimits, certificate: Certificate) -> None:
         try:
@@ -91,7 +97,15 @@ def smaller_radii(monkeypatch: pytest.MonkeyPatch) -> None:
             if " is below " not in str(error):
                 raise
 
+    def allow_from_above(limits: RowLimits, columns: Columns) -> bool:
+        if allow(limits, columns) or not limits._limited:
+            return allow(limits, columns)
+        votes = zip(columns.n.tolist(), columns.count.tolist(), strict=True)
+        shown = [limits.radius(Certificate(0, 0.0, 1, n, count, ((0, count),))) for n, count in votes]
+        return allow(limits, replace(columns, radius=np.maximum(columns.radius, shown)))
+
     monkeypatch.setattr(RowLimits, "_check_radius", check_from_above)
+    monkeypatch.setattr(RowLimits, "allow", allow_from_above)
 
 
 MakeRun = Callable[..., Path]

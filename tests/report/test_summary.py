@@ -11,8 +11,8 @@ from scipy.stats import binomtest, norm
 
 import smoothcert.report
 from smoothcert.certification.certificates import read_certificates
-from smoothcert.certification.columns import columns_of
-from smoothcert.errors import RequestError
+from smoothcert.certification.columns import ParsedRows, columns_of
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import NOISES, Laplace
 from smoothcert.report.protocol import ceiling_of
 from smoothcert.report.summary import (
@@ -22,7 +22,7 @@ from smoothcert.report.summary import (
 )
 from smoothcert.smoothing.certificate import ABSTAIN
 
-from .conftest import SETTINGS, as_file, image, images
+from .conftest import SETTINGS, MakeRun, as_file, image, images
 
 
 def test_numbers_of_a_small_file() -> None:
@@ -37,6 +37,15 @@ def test_numbers_of_a_small_file() -> None:
         0.1,
     ]
     assert summarize(as_file(rows), "a", ()).abstention == 0.2
+
+
+def test_rows_of_runs_are_read_at_once_and_too_large_ones_refused(make_run: MakeRun) -> None:
+    """As those of certify: the other tests report on runs whose round radii are below what the votes show."""
+    path = make_run("a") / "certificates/test.tsv"
+    assert isinstance(read_certificates(path).rows, ParsedRows)
+    path.write_text(path.read_text().replace("\t1.1\t", "\t1.3\t"))
+    with pytest.raises(WorkError, match=r"the radius 1\.3 exceeds 1\.2"):
+        read_certificates(path)
 
 
 def test_radius_zero_counts_every_right_row(field_file: Path) -> None:
