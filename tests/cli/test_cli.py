@@ -330,6 +330,26 @@ def test_wrong_certify_options(run_cli: Cli, run: Path, options: list[str], mess
     assert not (run / "certificates").exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --preset mnist/gaussian --sigma 0.5 --out a",
+        "train-denoiser --dataset mnist --sigma 0.5 --out a",
+        "doctor --model torch.nn:Flatten --dataset mnist",
+        "adapt --model torch.nn:Flatten --dataset mnist --sigma 0.5 --out a.safetensors",
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused_before_data_are_downloaded(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run_cli(*command.split(), "--device", "cuda", "--data", tmp_path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "torch sees no GPU" in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_settings_for_a_file_are_refused(run_cli: Cli, run: Path) -> None:
     run_cli("certify", run, "--n", 100, "--max-images", 1, "--name", "mine", "--device", "cpu")
     code, _, err = run_cli("certify", run, "--n", 200, "--max-images", 1, "--name", "mine", "--device", "cpu")

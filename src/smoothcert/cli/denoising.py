@@ -64,7 +64,7 @@ def train_denoiser(
     refuse_twice({**named, "stability_weight": stability_weight}, set_)
     refuse_absent_data(dataset)
     refuse_used_folder(out, resume)
-    from smoothcert.distributed import meet
+    from smoothcert.distributed import find_device, meet
     from smoothcert.report.progress import print_data_notes, train_with_bar
     from smoothcert.training.default_recipe import default_batch_size
     from smoothcert.training.denoiser import denoiser_recipe, load_classifier
@@ -75,6 +75,7 @@ def train_denoiser(
     loss = {"name": "denoising", "stability_weight": weight}
     given = {name: value for name, value in named.items() if value is not None}
     recipe = with_overrides(denoiser_recipe(**given, objective=loss), set_)
+    find_device(device)  # refuses one that is not there before data are downloaded
     meet()
     images = files.load(recipe.dataset, "train", recipe.image_size)
     print_data_notes(console, images)

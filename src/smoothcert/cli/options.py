@@ -225,10 +225,11 @@ class NetworkOptions(ImageOptions):
         from smoothcert.distributed import find_device
         from smoothcert.report.progress import print_data_notes
 
+        torch_device = find_device(device)
         images = self.images(run, split)
         print_data_notes(console, images)
         network = self.own_network(images.num_classes, console.note) if run is None else run.model
-        return network.to(find_device(device)) if isinstance(network, nn.Module) else network, images
+        return network.to(torch_device) if isinstance(network, nn.Module) else network, images
 
     @property
     def network(self) -> str | None:

@@ -87,13 +87,14 @@ def train(
         if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
         raise
-    from smoothcert.distributed import meet
+    from smoothcert.distributed import find_device, meet
     from smoothcert.report.progress import train_with_bar
     from smoothcert.training.checkpoint import in_order_of_run
     from smoothcert.training.teacher import load_teacher
     from smoothcert.training.tracking import tracker
 
     assert out is not None, "a recipe has a name"
+    find_device(device)  # refuses one that is not there before data are downloaded
     meet()
     images = in_order_of_run(files.load(recipe.dataset, "train", recipe.image_size), out if resume else None, init)
     print_notes(images)
