@@ -132,6 +132,11 @@ def test_a_path_of_a_run_in_place_of_its_model_is_refused() -> None:
         sc.SmoothedClassifier("runs/a", sigma=0.5)  # type: ignore[arg-type]
 
 
+def test_a_class_in_place_of_its_instance_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"got the class Linear; give an instance .* such as Linear\(\.\.\.\)"):
+        sc.SmoothedClassifier(nn.Linear, sigma=0.5)
+
+
 def test_a_smoothed_classifier_is_not_smoothed_again() -> None:
     with pytest.raises(RequestError, match=r"got a SmoothedClassifier, which adds noise itself; give its \.classifier"):
         sc.SmoothedClassifier(smoothed(cnn()), sigma=0.5)

@@ -69,6 +69,11 @@ class SmoothedClassifier(nn.Module):
         votes: int = 1000,
     ) -> None:
         super().__init__()
+        if isinstance(classifier, type):
+            raise RequestError(
+                f"classifier: expected a callable on batches, got the class {classifier.__name__}; give an instance "
+                f"with its weights, such as {classifier.__name__}(...)"
+            )
         if not callable(classifier):
             raise RequestError(
                 f"classifier: expected a callable on batches, got {type(classifier).__name__}; give a model, such as "
