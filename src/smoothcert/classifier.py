@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import CellType, FunctionType
+from inspect import getattr_static
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING
 
 from smoothcert.errors import RequestError
@@ -67,20 +68,43 @@ def modules_with_mode(classifier: Classifier) -> list[nn.Module]:
 
 
 def _modules_of(classifier: object) -> list[nn.Module]:
-    """Return a module itself, or the modules that a function, a method, a partial or an object refers to directly."""
+    """Return a module itself, or the modules that another callable refers to, in a few steps at most."""
     from torch import nn
 
-    if isinstance(classifier, nn.Module):
-        return [classifier]
-    if isinstance(classifier, partial):
-        parts = (classifier.func, *classifier.args, *classifier.keywords.values())
-        return [module for part in parts for module in _modules_of(part)]
-    values: list[object] = [getattr(classifier, "__self__", None), *getattr(classifier, "__dict__", {}).values()]
-    if isinstance(classifier, FunctionType):
-        cells = [cell for cell in classifier.__closure__ or () if cell != CellType()]  # without empty ones
-        values += [classifier.__globals__.get(name) for name in classifier.__code__.co_names]
-        values += [*(cell.cell_contents for cell in cells), *(classifier.__defaults__ or ())]
-    return [value for value in values if isinstance(value, nn.Module)]
+    modules: list[nn.Module] = []
+    values = [classifier]
+    for _ in range(STEPS_TO_A_MODULE + 1):
+        modules += [value for value in values if isinstance(value, nn.Module)]
+        others = {id(value): value for value in values if not isinstance(value, nn.Module)}
+        values = [reference for value in others.values() for reference in _references(value)]
+    return modules
+
+
+STEPS_TO_A_MODULE = 3
+"""A decorated function has its function, which names a helper, which names the network."""
+
+
+def _references(value: object) -> list[object]:
+    """Return what a function, a method, a partial or an object with attributes refers to."""
+    if isinstance(value, type | ModuleType):
+        return []
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, MethodType | BuiltinMethodType):
+        return [value.__self__, getattr(value, "__func__", None)]
+    references = list(getattr(value, "__dict__", {}).values())
+    function = value if isinstance(value, FunctionType) else getattr_static(type(value), "__call__", None)
+    if isinstance(function, FunctionType):
+        cells = [cell for cell in function.__closure__ or () if cell != CellType()]  # without empty ones
+        references += [function.__globals__.get(name) for name in _names(function.__code__)]
+        references += [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ())]
+    return references
+
+
+def _names(code: CodeType) -> list[str]:
+    """Return the global names that `code` uses, with those of the comprehensions and functions inside it."""
+    inside = [name for part in code.co_consts if isinstance(part, CodeType) for name in _names(part)]
+    return [*code.co_names, *inside]
 
 
 def device_of(classifier: Classifier) -> torch.device | None:

@@ -1,5 +1,6 @@
 """SmoothedClassifier: a module with tensors in and out, clear refusals, seeds, and the command line's certificates."""
 
+import copy
 import doctest
 import re
 import shutil
@@ -272,7 +273,19 @@ class Wrapped:
         return self.model(images)
 
 
-@pytest.mark.parametrize("wrap", [lambda model: lambda x: model(x), lambda model: model.forward, partial, Wrapped])
+WRAPPERS: dict[str, Any] = {
+    "function": lambda model: lambda x: model(x),
+    "method of the module": lambda model: model.forward,
+    "partial": partial,
+    "object": Wrapped,
+    "method of an object": lambda model: Wrapped(model).__call__,
+    "object in an object": lambda model: Wrapped(Wrapped(model)),  # type: ignore[arg-type]
+    "decorated function": lambda model: torch.no_grad()(lambda x: model(x)),
+    "function of a function": lambda model: (lambda inner: lambda x: inner(x))(lambda x: model(x)),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_a_module_inside_a_callable_is_evaluated_in_eval_mode(wrap: Any) -> None:
     model = cnn().train()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -281,6 +294,19 @@ def test_a_module_inside_a_callable_is_evaluated_in_eval_mode(wrap: Any) -> None
     assert list(result) == list(expected)
     assert model.training
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+GLOBAL_NETWORK = cnn().train()
+
+
+def test_a_global_network_inside_a_comprehension_is_evaluated_in_eval_mode() -> None:
+    def one_by_one(images: Tensor) -> Tensor:  # batch norm in train mode would normalise each image alone
+        return torch.cat([GLOBAL_NETWORK(image[None]) for image in images])
+
+    expected = copy.deepcopy(GLOBAL_NETWORK).eval()(IMAGES)
+    with evaluating(one_by_one):
+        assert torch.allclose(one_by_one(IMAGES), expected, atol=1e-6)
+    assert GLOBAL_NETWORK.training
 
 
 def test_logits_that_depend_on_other_inputs_are_refused(tmp_path: Path) -> None:
