@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from smoothcert.data import Normalization
 from smoothcert.errors import RequestError
@@ -198,6 +198,12 @@ def test_normalisation_does_not_repeat_a_grey_channel() -> None:
     with pytest.raises(RequestError, match=r"expected images with 3 channels.* got \[1, 2, 2\]; .*--channels 3"):
         layer(torch.rand(4, 1, 2, 2))
     assert Normalize((0.5,), (1.0,))(torch.rand(4, 3, 2, 2)).shape == (4, 3, 2, 2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_network_with_normalisation_can_be_scripted() -> None:
+    layer, images = Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 3.0)), torch.rand(4, 3, 2, 2)
+    assert torch.equal(torch.jit.script(nn.Sequential(layer))(images), layer(images))
 
 
 def test_normalisation_is_the_first_layer_and_is_saved() -> None:

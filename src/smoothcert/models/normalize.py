@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.jit import is_scripting  # type: ignore[attr-defined]
 
 from smoothcert.classifier import CHANNELS_FIRST, channels_last
 from smoothcert.errors import RequestError
@@ -21,12 +22,17 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        if images.shape[1] != self.mean.shape[1] and self.mean.shape[1] > 1:  # torch would repeat one channel
-            shape = list(images.shape[1:])
-            channels = self.mean.shape[1]
-            advice = f"read them so: --channels {channels} (Python: load_dataset(..., channels={channels}))"
-            raise RequestError(
-                f"model: expected images with {channels} channels, as many as its Normalize layer has, got {shape}; "
-                + (CHANNELS_FIRST if channels_last(shape) else advice)
-            )
+        if not is_scripting():  # TorchScript cannot compile the check
+            self._check_channels(images)
         return (images - self.mean) / self.std
+
+    def _check_channels(self, images: Tensor) -> None:
+        channels = self.mean.shape[1]
+        if images.shape[1] == channels or channels == 1:
+            return
+        shape = list(images.shape[1:])  # torch would repeat one channel
+        advice = f"read them so: --channels {channels} (Python: load_dataset(..., channels={channels}))"
+        raise RequestError(
+            f"model: expected images with {channels} channels, as many as its Normalize layer has, got {shape}; "
+            + (CHANNELS_FIRST if channels_last(shape) else advice)
+        )
