@@ -150,7 +150,7 @@ class VoteCounter:
         if unknown := int(votes[:, -1].sum()):
             raise WorkError(
                 f"the classifier gave NaN for {unknown:,} of {len(images) * n:,} noisy images, which is no vote; "
-                "certify a network that gives numbers, or try precision fp32"
+                "noisy pixels leave [0, 1]: clip them, x.clamp(0, 1), before a root or logarithm, or try precision fp32"
             )
         return np.ascontiguousarray(votes[:, :-1])
 
