@@ -143,7 +143,10 @@ SMALL = png(torch.zeros(28, 28, dtype=torch.uint8))
         (bytes(784), RAW, "?dtype=uint8&shape=28,28", 400, "shape: expected 1,28,28"),
         (b"[" * 50_000, JSON, "", 400, "not JSON"),
         (b'{"images": ["%%%"]}', JSON, "", 400, "expected base64"),
-        (b'{"images": []}', JSON, "", 400, "images: expected a list"),
+        (b'{"images": []}', JSON, "", 400, "images: expected a list of PNG or JPEG files in base64, got none"),
+        (b'{"image": "aaaa"}', JSON, "", 400, "in base64, got none"),
+        (b'{"images": "aaaa"}', JSON, "", 400, "in base64, got str"),
+        (b'{"images": ["aaaa", 1]}', JSON, "", 400, "in base64, got a list with other values"),
         (json.dumps({"images": ["aaaa"] * 5}).encode(), JSON, "", 413, "at most 4"),
         (
             json.dumps({"images": ["aaaa"], "rule": "x"}).encode(),

@@ -96,7 +96,10 @@ def split_body(media_type: str, query: Mapping[str, str], body: bytes, limits: L
         raise RequestError("the body is not JSON; send an object with the key 'images'") from None
     images = content.pop("images", None) if isinstance(content, dict) else None
     if not isinstance(images, list) or not images or not all(isinstance(image, str) for image in images):
-        raise RequestError("images: expected a list of PNG or JPEG files in base64, got none")
+        got = "none" if images in (None, []) else type(images).__name__
+        if isinstance(images, list) and images:
+            got = "a list with other values"
+        raise RequestError(f"images: expected a list of PNG or JPEG files in base64, got {got}")
     if len(images) > limits.images:
         raise RefusedError(413, f"images: expected at most {limits.images}, got {len(images)}; send fewer at once")
     ask = validated(Ask, content)
