@@ -85,8 +85,8 @@ def _recertify_log(path: Path, out: Path, alpha: float | None, bound: str | None
     fixed = [row for row in rows if row.question.rule == "fixed" and row.certificate.n == row.question.votes]
     if not fixed:
         raise RequestError(
-            f"{path}: expected answers of the fixed rule, got none among {len(rows)}; the votes of the others were "
-            "stopped by a sequential test: ask with rule=fixed for answers that can be recomputed"
+            f"{path}: expected answers of the fixed rule, got none among {len(rows)}, all of which pass the check; "
+            "their votes were stopped by a sequential test: ask with rule=fixed for answers that can be recomputed"
         )
     refuse_existing(out)
     lines = []

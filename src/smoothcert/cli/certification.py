@@ -234,7 +234,8 @@ def recertify(
     target = out if out is not None else file.with_name("-".join(words) + (file.name.removeprefix(stem(file)) or PLAIN))
     rows = recompute(file, target, alpha=alpha, bound=bound)
     total = read_content(file, "a certificates file").count(b"\n") - 1  # a log has rows that cannot be recomputed
-    console.print(f"wrote {rows:,} of {total:,} rows to {target}")
+    others = "; the others are checked, not recomputed: they ended before their last vote or by a sequential test"
+    console.print(f"wrote {rows:,} of {total:,} rows to {target}{others if rows < total else ''}")
     if target.parent == file.parent and file.parent.name == CERTIFICATES:
         text = f"reports about {file.parent.parent} now show both files, and do not rank them; --out writes elsewhere"
         console.note(text)
