@@ -82,12 +82,16 @@ def _modules_of(classifier: object) -> list[nn.Module]:
 
 STEPS_TO_A_MODULE = 3
 """A decorated function has its function, which names a helper, which names the network."""
+LONGEST_COLLECTION = 100
+"""A longer list or dictionary has data, not networks."""
 
 
 def _references(value: object) -> list[object]:
-    """Return what a function, a method, a partial or an object with attributes refers to."""
+    """Return what a function, a method, a partial, an object with attributes or a short collection refers to."""
     if isinstance(value, type | ModuleType):
         return []
+    if isinstance(value, list | tuple | dict):
+        return list(value.values() if isinstance(value, dict) else value) if len(value) <= LONGEST_COLLECTION else []
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, MethodType | BuiltinMethodType):

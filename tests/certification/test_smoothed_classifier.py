@@ -280,6 +280,8 @@ WRAPPERS: dict[str, Any] = {
     "object": Wrapped,
     "method of an object": lambda model: Wrapped(model).__call__,
     "object in an object": lambda model: Wrapped(Wrapped(model)),  # type: ignore[arg-type]
+    "list": lambda model: (lambda models: lambda x: models[0](x))([model]),
+    "dictionary": lambda model: (lambda models: lambda x: models["a"](x))({"a": model}),
     "decorated function": lambda model: torch.no_grad()(lambda x: model(x)),
     "function of a function": lambda model: (lambda inner: lambda x: inner(x))(lambda x: model(x)),
 }
