@@ -34,8 +34,10 @@ def evaluating(classifier: Classifier) -> Iterator[None]:
     modules = modules_with_mode(classifier)
     call = object()
     with _SWITCHING:
-        for module in modules:
-            _MODES.setdefault(id(module), {})[call] = module.training
+        # All modes are read before one changes: that of a compiled module is that of the module in it.
+        modes = [module.training for module in modules]
+        for module, training in zip(modules, modes, strict=True):
+            _MODES.setdefault(id(module), {})[call] = training
             module.training = False
     try:
         yield

@@ -684,6 +684,13 @@ def test_a_nested_evaluation_restores_the_mode_before_it() -> None:
     assert all(part.training for part in network.modules())
 
 
+def test_a_compiled_network_gets_its_mode_back() -> None:
+    network = cnn().train()
+    with evaluating(torch.compile(network)):
+        assert not any(part.training for part in network.modules())
+    assert all(part.training for part in network.modules())
+
+
 def test_other_threads_compute_while_a_network_is_prepared_for_its_votes() -> None:
     images, other = torch.rand(2, 3, 8, 8), cnn().eval()
     expected, meanwhile = other(images), []
