@@ -173,8 +173,9 @@ def test_options_of_folders_hold_for_training_certification_and_attacks(
     arguments = ("train", "--recipe", tmp_path / "r.yaml", "--out", tmp_path / "run", *network, "--device", "cpu")
     code, _, err = run_cli(*arguments, "--channels", 3)
     assert (code, "damaged.png" in err) == (1, True)
-    again = (*network, "--classes", tmp_path / "classes.txt", "--skip-unreadable")
-    code, out, err = run_cli(*arguments, "--channels", 3, *again)
+    readable = ("--classes", tmp_path / "classes.txt", "--skip-unreadable")
+    again = (*network, *readable)
+    code, out, err = run_cli(*arguments, "--channels", 3, *readable)
     assert code == 0, err
     assert "1 of 10 files are skipped: one/damaged.png" in out
     assert f"next: smoothcert certify {tmp_path / 'run'} {' '.join(map(str, again))}" in out

@@ -181,6 +181,8 @@ UNREADABLE = ("--dataset", f"npz:{__file__}", "--sigma", 0.5)
         (["train", *SAMPLE, "--sigma", "0.5", "--set", "seed=0,1"], "of key=a,b use `smoothcert sweep`"),
         (["train", *SAMPLE, "--sigma", "0.5", "--set", "learning_rate_drops=[1],[2]"], "use `smoothcert sweep`"),
         (["train", *SAMPLE, "--set", "objective.lambd=3"], "objective.lambd: unknown key"),
+        (["report", "x", "--radii", "0", "--radii", "1"], "got it 2 times; give all its values at once, as in A,B"),
+        (["certify", "x", "--alpha", "0.1", "--alpha", "0.2"], "--alpha: expected once, got it 2 times; leave one out"),
         (["certfy", "x"], "No such command 'certfy'"),
         (["certify", "x", "--max", "5"], "No such option: --max (Possible options: --max-images)"),
         (["certify", "x", "--imges", "5"], "--imges (Possible options: --image-size, --max-images)"),
@@ -522,8 +524,8 @@ def test_recertify_command(run_cli: Cli, run: Path, tmp_path: Path) -> None:
 
 def test_attack_command(run_cli: Cli, run: Path) -> None:
     run_cli("certify", run, "--n", 200, "--skip", 3, "--max-images", 4, "--seed", 1, "--device", "cpu")
-    options = ("--radii", "0.5,3", "--steps", 2, "--num-noise", 2, "--n", 200, "--seed", 1, "--device", "cpu")
-    code, out, err = run_cli("attack", run, *options)
+    options = ("--n", 200, "--seed", 1, "--device", "cpu")
+    code, out, err = run_cli("attack", run, *options, "--radii", "0.5,3", "--steps", 2, "--num-noise", 2)
     assert (code, err) == (0, "")
     assert "accuracy under attack" in out
     assert len((run / "attacks" / "pgd.tsv").read_text().splitlines()) == 5

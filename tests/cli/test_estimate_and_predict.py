@@ -192,7 +192,8 @@ def test_an_ensemble_is_certified_predicted_attacked_and_served(
 def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     """Its classes are half-spaces: the radius is known. No run folder is needed."""
     (place / "names.txt").write_text("dark\nbright\nneither\n")
-    asked = ("predict", "--model", "nets.py:brightness", "--sigma", 0.25, "--classes", "names.txt", "--n", "1k")
+    named = ("predict", "--model", "nets.py:brightness", "--classes", "names.txt")
+    asked = (*named, "--sigma", 0.25, "--n", "1k")
     code, out, err = run_cli(*asked, "dark.png", "bright.png", "--device", "cpu", "--format", "json")
     assert (code, err) == (0, "note: no --init: the weights are those that nets.py:brightness returns\n")
     result = json.loads(out)
@@ -215,7 +216,7 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     assert (code, err) == (0, "")
     assert "0 dark" in out
     assert "is the most that n = 1,000 votes can show; it is reached here: raise --n for more" in out
-    code, _, err = run_cli(*asked, "--sigma", 64, "dark.png", "--device", "cpu")
+    code, _, err = run_cli(*named, "--sigma", 64, "--n", "1k", "dark.png", "--device", "cpu")
     assert (code, err.splitlines()[0][:34]) == (0, "warning: sigma 64 hides images in ")
     for wrong, message in (
         (("predict", "dark.png"), "dark.png: expected a run folder, got a file"),

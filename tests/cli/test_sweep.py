@@ -3,6 +3,7 @@
 import csv
 import shlex
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,6 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
         (["--sigma", "0.25,0.5,0.250"], "sigma: expected different noise levels, got 0.25,0.5,0.250; name each once"),
         (["--sigma", "0.25,0.2500001"], "sigma: expected different noise levels, got 0.25,0.2500001; name each once"),
         (["--skip", 0], "skip: expected at least 1"),
-        (["--out", "few.npz"], "few.npz: expected a folder to write to, got a file; choose another --out"),
         (["--recipe", "x.yaml"], "give --preset or --recipe, not both"),
         (["--model", "lenet", "--set", "model=lenet,resnet20"], "got --model lenet as well; leave one out"),
         (["--set", "objective=gaussian,distillation"], "expected a method without a teacher, got distillation"),
@@ -122,6 +122,12 @@ def test_wrong_value_is_one_line_before_anything_is_trained(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
     assert not (place / "sweep").exists()
+
+
+def test_a_file_as_the_folder_of_a_sweep_is_refused(run_cli: Cli, place: Path) -> None:
+    code, out, err = run_cli("sweep", "--preset", "mnist/consistency", "--set", "seed=0,1", "--out", "few.npz")
+    assert (code, out) == (2, "")
+    assert "few.npz: expected a folder to write to, got a file; choose another --out" in err
 
 
 def test_sweep_without_a_preset_reads_each_part_once_with_the_options_of_images(
@@ -197,8 +203,9 @@ def test_an_option_and_set_do_not_contradict_each_other(
     run_cli: Cli, place: Path, option: tuple[object, ...], change: str
 ) -> None:
     """With and without a preset; --set used to win silently, and the last --set over the first."""
-    for source in (("--preset", "mnist/gaussian"), ("--dataset", "mnist-sample", "--method", "gaussian")):
-        code, out, err = run_cli("train", *source, *option, "--set", change, "--out", "run")
+    without_preset = {"--dataset": "mnist-sample", "--method": "gaussian"} | {option[0]: option[1]}
+    for source in (("--preset", "mnist/gaussian", *option), tuple(chain(*without_preset.items()))):
+        code, out, err = run_cli("train", *source, "--set", change, "--out", "run")
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert f"--set {change}: expected one value for {change.partition('=')[0]}, got {option[0]} {option[1]}" in err
     code, _, err = run_cli("train", *source, "--set", "lr=0.1", "--set", "learning_rate=0.2", "--out", "run")

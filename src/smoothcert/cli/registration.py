@@ -9,6 +9,8 @@ from typing import Any, get_args
 import typer
 from typer.models import OptionInfo, ParameterInfo
 
+from smoothcert.errors import RequestError
+
 START, PAPERS, FILES, LISTS = "Start", "Papers", "Files", "Lists"
 """The panels of commands."""
 
@@ -45,6 +47,22 @@ COMPLETIONS = {
 _GROUP_OF = {name: group for group, names in reversed(GROUPS.items()) for name in names}
 
 
+class Command(typer.core.TyperCommand):
+    """A command that refuses an option given twice, of which the parser would use the last value without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        *_, given = self.make_parser(ctx).parse_args(args=[*args])
+        for parameter in given:
+            times = given.count(parameter)
+            if times > 1 and isinstance(parameter, typer.core.TyperOption):
+                if parameter.multiple or parameter.is_flag:
+                    continue
+                several = "comma-separated" in str(parameter.help).lower()
+                advice = "give all its values at once, as in A,B" if several else "leave one out"
+                raise RequestError(f"{parameter.opts[0]}: expected once, got it {times} times; {advice}")
+        return super().parse_args(ctx, args)
+
+
 def add_command(app: typer.Typer, name: str, function: Callable[..., None], panel: str | None, example: str) -> None:
     """Register `function` as the command `name`, with its options in groups and `example` below its help.
 
@@ -69,7 +87,7 @@ def add_command(app: typer.Typer, name: str, function: Callable[..., None], pane
     keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     call.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     call.__doc__ = function.__doc__
-    app.command(name, rich_help_panel=panel, epilog=f"Example: smoothcert {example}")(call)
+    app.command(name, cls=Command, rich_help_panel=panel, epilog=f"Example: smoothcert {example}")(call)
 
 
 def _describe(parameter: inspect.Parameter) -> None:
