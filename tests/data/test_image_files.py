@@ -109,6 +109,7 @@ def test_batch_is_the_centre_over_255(files: FileList) -> None:
     assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
     np.testing.assert_array_equal(images.numpy(), expected)
     assert labels.tolist() == [2, 0, 2]
+    assert torch.equal(data.batch([5, 0, 5])[0], images)  # type: ignore[arg-type]
     assert (len(data), data.shape) == (8, (3, 24, 24))
 
 

@@ -47,6 +47,8 @@ def test_batch_is_pixels_over_255_in_the_order_of_the_indices() -> None:
     expected = pixels[[2, 0, 2]].astype(np.float32) / np.float32(255)
     np.testing.assert_array_equal(images.numpy(), expected)
     assert labels.tolist() == [1, 3, 1]
+    for indices in ([2, 0, 2], np.array([2, 0, 2])):
+        assert torch.equal(data.batch(indices)[0], images)  # type: ignore[arg-type]
 
 
 def test_batch_reaches_both_ends_of_the_unit_interval() -> None:

@@ -75,9 +75,9 @@ class ImageData(Dataset[tuple[Tensor, int]]):
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Images `indices` as float32 [b, c, h, w] in [0, 1] and their labels [b], on the device of the data.
 
-        `indices` is an int64 tensor [b]; if it is on the same device, nothing passes through the host.
+        `indices` are integers; if they are a tensor on the same device, nothing passes through the host.
         """
-        indices = indices.to(self.images.device)
+        indices = torch.as_tensor(indices, device=self.images.device)
         images = in_unit_interval(self.images.index_select(0, indices))
         return images, self.labels.index_select(0, indices)
 

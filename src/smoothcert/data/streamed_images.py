@@ -88,7 +88,7 @@ class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """See `ImageData.batch`; read in this process: certification asks for few images at a time."""
-        indices = indices.cpu()
+        indices = torch.as_tensor(indices, device="cpu")
         return self._on_device(_Batches(self, indices.numpy()[None], None)[0], indices)
 
     def batches(self, order: Tensor, share: slice, seed: int | None) -> Iterator[tuple[Tensor, Tensor]]:
