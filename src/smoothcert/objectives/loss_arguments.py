@@ -14,7 +14,8 @@ from smoothcert.errors import RequestError
 def check_batch(model: object, inputs: Tensor, labels: Tensor, targets: Tensor | None) -> None:
     if not callable(model):
         raise RequestError(f"model: expected a callable, got {_described(model)}; pass the model, not its output")
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.ndim < 2 or not len(inputs):
+    _check_tensor("inputs", inputs)
+    if not inputs.is_floating_point() or inputs.ndim < 2 or not len(inputs):
         raise RequestError(
             f"inputs: expected floating-point numbers [batch, ...], got {_described(inputs)}; "
             "convert images to [0, 1] by x.float() / 255"
@@ -44,7 +45,8 @@ def check_draws(
 
 
 def check_noisy_logits(noisy_logits: Tensor, name: str = "noisy_logits") -> None:
-    if not isinstance(noisy_logits, Tensor) or not noisy_logits.is_floating_point() or noisy_logits.ndim != 3:
+    _check_tensor(name, noisy_logits)
+    if not noisy_logits.is_floating_point() or noisy_logits.ndim != 3:
         raise RequestError(
             f"{name}: expected floating-point numbers [num_noise, batch, classes], got {_described(noisy_logits)}; "
             "stack the logits of all noises"
@@ -113,8 +115,14 @@ def _range(labels: Tensor) -> str:
     return f"{int(labels.min())} to {int(labels.max())}"
 
 
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise RequestError(f"{name}: expected a tensor, got {type(value).__name__}; use torch.as_tensor")
+
+
 def _check_labels(labels: Tensor, batch: int, device: torch.device) -> None:
-    integers = isinstance(labels, Tensor) and not labels.is_floating_point() and not labels.is_complex()
+    _check_tensor("labels", labels)
+    integers = not labels.is_floating_point() and not labels.is_complex()
     if not integers or labels.shape != (batch,) or labels.device != device:
         raise RequestError(
             f"labels: expected integer classes [{batch}] on {device}, got {_described(labels)}; "
