@@ -221,6 +221,10 @@ def test_copies_change_fields_of_the_objective_and_refuse_unknown_ones() -> None
         assert copied.to_mapping() == with_overrides(recipe, ["weight=20", "epochs=91"]).to_mapping()
     with pytest.raises(RequestError, match=r"^objective.weigth: unknown key; did you mean objective.weight,"):
         recipe.objective.model_copy(update={"weigth": 20.0})
+    with pytest.raises(RequestError, match=r"^objective.weigth: unknown key; did you mean objective.weight,"):
+        recipe.model_copy(update={"weigth": 20.0})
+    with pytest.raises(RequestError, match=r"^recipe: epoch: unknown key; did you mean epochs"):
+        recipe.model_copy(update={"epoch": 20})
 
 
 def test_unknown_presets_list_the_near_ones() -> None:

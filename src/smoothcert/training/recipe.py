@@ -180,11 +180,13 @@ class TrainRecipe(Recipe):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy with changed fields, which are validated. As in `--set`, fields of the objective need no prefix."""
         fields = dict(update or {})
-        known = type(self.objective).model_fields.keys() - TrainRecipe.model_fields.keys()
-        names = {key: key.removeprefix("objective.") for key in fields}
-        inside = {names[key]: fields.pop(key) for key in names if names[key] in known and "objective" not in names}
-        if inside:
-            fields["objective"] = self.objective.model_copy(update=inside)
+        if "objective" not in fields:
+            known = dict.fromkeys(type(self.objective).model_fields)
+            names = {key: key.removeprefix("objective.") for key in fields}
+            of_objective = [key for key, name in names.items() if _full_key([name], known)[0] == "objective"]
+            inside = {names[key]: fields.pop(key) for key in of_objective}
+            if inside:
+                fields["objective"] = self.objective.model_copy(update=inside)
         return super().model_copy(update=fields)
 
     @property
