@@ -187,6 +187,7 @@ def test_no_stage_or_image_repeats_the_votes_of_another() -> None:
 def test_class_gives_the_certificates_of_the_rule() -> None:
     images = torch.tensor([0.2, 0.9]).view(2, 1, 1, 1)
     stages = [SmoothedClassifier(f, sigma=sigma, batch_size=500) for f, sigma in ((undecided, 1.0), (half_space, 0.5))]
+    assert repr(Cascade(stages)) == "Cascade(2 stages: sigma 1, 0.5)"
     result = Cascade(stages).certify(images, n=300, n0=50, alpha=0.01, seed=3, indices=range(2))
     options = {"n0": 50, "n": 300, "alpha": 0.01}
     expected = certify_cascade(counters((undecided, 1.0), (half_space, 0.5)), images, [(3, 0), (3, 1)], **options)

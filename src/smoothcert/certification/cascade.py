@@ -57,6 +57,9 @@ class Cascade:
             )
         return cls([members[0] if len(members) == 1 else RunEnsemble(members) for members in groups])
 
+    def __repr__(self) -> str:
+        return f"Cascade({len(self.stages)} stages: sigma {', '.join(f'{sigma:g}' for sigma in self.sigmas)})"
+
     @property
     def sigmas(self) -> tuple[float, ...]:
         return tuple(stage.noise.sigma for stage in self.stages)
