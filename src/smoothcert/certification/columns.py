@@ -72,7 +72,11 @@ class Columns:
 
         This is what the published tables count. An abstention never counts, not even at radius 0.
         """
-        return int((self.counted_radii >= radius).sum()) / self._images
+        try:
+            number = float(radius)
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"radius: expected one number, got {radius!r}; ask for one radius at a time") from error
+        return int((self.counted_radii >= number).sum()) / self._images
 
     @property
     def _images(self) -> int:

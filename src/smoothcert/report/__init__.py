@@ -15,7 +15,7 @@ from smoothcert.io.compressed import stem
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.written_files import is_as_written, refuse_foreign_files, stored_request, write_files
 from smoothcert.report.check import request_for
-from smoothcert.report.contents import TRIAL, Choices, Contents, LatexTable, read_contents
+from smoothcert.report.contents import TRIAL, Choices, Contents, LatexTable, checked_radii, read_contents
 from smoothcert.report.described import parse_description
 from smoothcert.report.document import TEXT_FILES, TEXTS, terminal_report
 from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
@@ -143,13 +143,13 @@ def _drawn(contents: Contents, kinds: Sequence[str]) -> tuple[dict[str, bytes | 
 
 
 def report(
-    runs: "str | Path | Run | Iterable[str | Path | Run]",
+    runs: "str | Path | Run | CertificatesFile | Iterable[str | Path | Run | CertificatesFile]",
     *,
     radii: Sequence[float] | None = None,
     reference: str | None = None,
     described: str | Sequence[str] = (),
     out: str | Path | None = None,
-    formats: Sequence[str] = ("md", "csv", "html", "png"),
+    formats: str | Sequence[str] = ("md", "csv", "html", "png"),
 ) -> list[Row]:
     """Return one row per certificates file of `runs` (run folders, folders of them, or files), for `pandas.DataFrame`.
 
@@ -162,8 +162,13 @@ def report(
     tables and a page as md, csv, tex and html, figures as png, pdf and svg. Files of an earlier report of other runs or
     options in `out` are removed.
     """
-    given = runs if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
-    paths = [run.folder if hasattr(run, "folder") else Path(run) for run in given]
+    given = runs if isinstance(runs, Iterable) and not isinstance(runs, str | CertificatesFile) else [runs]
+    paths = [
+        run.path if isinstance(run, CertificatesFile) else run.folder if hasattr(run, "folder") else Path(run)
+        for run in given
+    ]
+    radii = None if radii is None else checked_radii(radii)
+    formats = formats.split(",") if isinstance(formats, str) else formats
     texts = [described] if isinstance(described, str) else list(described)
     choices = Choices(radii=radii, reference=reference, described=list(map(parse_description, texts)))
     if out is None:

@@ -156,7 +156,7 @@ class Contents:
 
 def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     """The contents of a report of `paths`; every file is read and checked, and nothing is written."""
-    radii = None if choices.radii is None else _checked_radii(choices.radii)
+    radii = None if choices.radii is None else checked_radii(choices.radii)
     whole, notes = _reported_files(paths, choices)
     rows = {} if choices.published is None else published_rows(whole, choices.published)
     whole.sort(key=lambda run: place_in_table(rows.get(run[0])))
@@ -294,16 +294,20 @@ def cut_to_shared_images(files: Sequence[Named]) -> list[Named]:
     ]
 
 
-def _checked_radii(radii: Sequence[float]) -> list[float]:
+def checked_radii(given: object) -> list[float]:
     """The radii ascending, each once; none, or some that a table cannot tell apart, are a RequestError."""
+    try:
+        radii = [float(radius) for radius in given]  # type: ignore[attr-defined]
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"radii: expected numbers, got {given!r}; give for example (0, 0.5, 1)") from error
     wrong = [r for r in radii if not 0 <= r <= LARGEST_RADIUS]
     if wrong or not radii:
-        given = f"{wrong[0]:g}" if wrong else "none"
+        first = f"{wrong[0]:g}" if wrong else "none"
         raise RequestError(
-            f"expected radii from 0 to {LARGEST_RADIUS:,.0f} for the columns of the table, got {given}; "
+            f"expected radii from 0 to {LARGEST_RADIUS:,.0f} for the columns of the table, got {first}; "
             "give for example 0 0.5 1"
         )
-    distinct = sorted({float(r) for r in radii})
+    distinct = sorted(set(radii))
     if len({f"{r:.{MOST_DECIMALS}f}" for r in distinct}) < len(distinct):
         raise RequestError(f"expected radii that differ in {MOST_DECIMALS} decimals, got some that do not; give others")
     return distinct
