@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import digest, metrics, tiny_recipe
@@ -149,6 +150,19 @@ def test_certificates_of_a_run_are_a_table(certified: sc.Run, tmp_path: Path) ->
     assert (tmp_path / "curve.png").stat().st_size > 1000
 
 
+def test_radii_are_numbers_of_any_kind_or_refused_in_one_line(certified: sc.Run, tmp_path: Path) -> None:
+    expected = sc.report(certified, radii=(0, 0.5))
+    for radii in (np.array([0, 0.5]), torch.tensor([0, 0.5])):
+        assert sc.report(certified, radii=radii, out=tmp_path / "report", formats="md") == expected  # type: ignore[arg-type]
+    assert (tmp_path / "report/report.md").exists()
+    for wrong in (0.5, "0,0.5", [None]):
+        with pytest.raises(RequestError, match=r"^radii: expected numbers, got .*; give for example"):
+            sc.report(certified, radii=wrong)  # type: ignore[arg-type]
+    for several in ((0, 0.5), np.zeros(12)):
+        with pytest.raises(RequestError, match=r"^radius: expected one number, got .*; ask for one radius at a time"):
+            certified.certificates.certified_accuracy(several)  # type: ignore[arg-type]
+
+
 def test_to_pandas_has_one_row_per_image(certified: sc.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pandas", None)
@@ -227,6 +241,12 @@ def test_wrong_arguments_are_refused(
         sc.train(recipe or tiny_recipe(), tiny_data, tmp_path, device="cpu", **options)
 
 
+def test_a_missing_gpu_is_refused_before_data_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RequestError, match="device: cuda was asked for, but torch sees no GPU; use --device cpu"):
+        sc.train(tiny_recipe(), "npz:nowhere.npz", tmp_path / "run", device="cuda")
+
+
 def test_loading_a_run_leaves_the_random_numbers_of_the_user(trained_run: Path) -> None:
     before = torch.get_rng_state()
     sc.load(trained_run)
@@ -235,6 +255,7 @@ def test_loading_a_run_leaves_the_random_numbers_of_the_user(trained_run: Path) 
 
 def test_runs_are_reported_and_shown_in_one_line(certified: sc.Run) -> None:
     assert sc.report(certified) == sc.report([certified.folder]) == sc.report([certified])
+    assert sc.report(certified.certificates) == sc.report(certified.certificates.path)
     shown = f"Run({certified.folder}: tiny on mnist-sample, method gaussian, gaussian noise, sigma 0.5, epoch "
     assert repr(certified).startswith(shown)
     assert "ACR" in repr(certified.certificates)

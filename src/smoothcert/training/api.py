@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from smoothcert.data import Images, Split, load_dataset, refuse_data_code
 from smoothcert.data.torch_dataset import DatasetImages, images_from_dataset
+from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, is_code
 from smoothcert.training.checkpoint import Run, in_order_of_run, load_run
@@ -66,6 +67,7 @@ def train(
     for option, given, used in (("data", data, True), ("test_data", test_data, evaluate_every)):
         if used and given is None and not isinstance(data, str):  # only the recipe names it
             refuse_data_code("recipe", recipe.dataset, f"{option}={recipe.dataset!r}")
+    find_device(device)  # a missing GPU is reported before data are downloaded
     folder = None if data_folder is None else Path(data_folder)
     images = _images(recipe.dataset if data is None else data, "train", folder, recipe.image_size, on_note)
     start = None if init is None else Path(init)
