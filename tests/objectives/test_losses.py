@@ -379,3 +379,20 @@ def test_errors_of_the_model_stay_as_they_are() -> None:
 def test_two_processes_get_the_gradients_of_one() -> None:
     """DistributedDataParallel over gloo: each process has half a batch, the gradients are those of the whole batch."""
     run_together(compare_with_one_process)
+
+
+@pytest.mark.parametrize("kind", [sc.losses.Consistency, sc.losses.SmoothMix])
+def test_a_compiled_model_is_compiled_once_per_mode_and_gives_the_same_loss(kind: type[sc.losses.Loss]) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(50, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
+    copied, graphs = copy.deepcopy(plain), list[Any]()
+    compiled = torch.compile(copied, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    losses = [kind(sigma=0.5, generator=torch.Generator().manual_seed(0)) for _ in range(2)]  # type: ignore[call-arg]
+    for epoch in range(3):
+        values = []
+        for criterion, model in zip(losses, (plain, compiled), strict=True):
+            criterion.epoch = epoch
+            values.append(criterion(model, IMAGES, LABELS))
+        torch.testing.assert_close(values[1], values[0])
+        assert copied.training
+    assert len(graphs) == (1 if kind is sc.losses.Consistency else 2), "one for the attack in eval mode"
