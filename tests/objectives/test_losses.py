@@ -396,3 +396,11 @@ def test_a_compiled_model_is_compiled_once_per_mode_and_gives_the_same_loss(kind
         torch.testing.assert_close(values[1], values[0])
         assert copied.training
     assert len(graphs) == (1 if kind is sc.losses.Consistency else 2), "one for the attack in eval mode"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"), [(OBJECTIVES["gaussian"], "the class Gaussian"), ("gaussian", "'gaussian'")]
+)
+def test_a_loss_of_no_objective_is_refused_in_one_line(given: Any, shown: str) -> None:
+    with pytest.raises(sc.RequestError, match=f"^objective: expected an objective, .*, got {shown}; make an object$"):
+        sc.losses.Loss(given, sigma=0.5)

@@ -131,6 +131,9 @@ class Loss(nn.Module):
 
     def __init__(self, objective: Objective, *, sigma: float, generator: torch.Generator | None = None) -> None:
         super().__init__()
+        if not isinstance(objective, Objective):
+            given = f"the class {objective.__name__}" if isinstance(objective, type) else repr(objective)
+            raise RequestError(f"objective: expected an objective, such as MyMethod(), got {given}; make an object")
         self.objective = objective
         self.sigma = checked_sigma(sigma)
         self.generator = generator
