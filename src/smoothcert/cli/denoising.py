@@ -75,7 +75,7 @@ def train_denoiser(
     loss = {"name": "denoising", "stability_weight": weight}
     given = {name: value for name, value in named.items() if value is not None}
     recipe = with_overrides(denoiser_recipe(**given, objective=loss), set_)
-    find_device(device)  # refuses one that is not there before data are downloaded
+    find_device(device)  # a missing GPU is reported before data are downloaded
     meet()
     images = files.load(recipe.dataset, "train", recipe.image_size)
     print_data_notes(console, images)

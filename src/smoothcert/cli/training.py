@@ -94,9 +94,8 @@ def train(
     from smoothcert.training.tracking import tracker
 
     assert out is not None, "a recipe has a name"
-    find_device(device)  # refuses one that is not there before data are downloaded
-    meet()
     find_device(device)  # a missing GPU is reported before data are downloaded
+    meet()
     images = in_order_of_run(files.load(recipe.dataset, "train", recipe.image_size), out if resume else None, init)
     print_notes(images)
     classifier = None
