@@ -83,6 +83,8 @@ def codes(diagnosis: Diagnosis) -> list[str]:
 class Holder:
     """A callable that hides its modules where eval() does not reach them."""
 
+    __slots__ = ("modules",)
+
     def __init__(self, *modules: nn.Module) -> None:
         self.modules = list(modules)
 

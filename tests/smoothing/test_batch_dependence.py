@@ -19,12 +19,19 @@ DRAWS = "different random numbers for each input"
 PLACE = "its place in the batch"
 
 
+class Slots:
+    __slots__ = ("layers",)
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        self.layers = layers
+
+
 def hidden(*layers: nn.Module) -> Function:
-    """The layers in train mode, in a list where eval() does not reach them."""
-    kept = [layer.train() for layer in layers]
+    """The layers in train mode, in an object with slots where eval() does not reach them."""
+    kept = Slots([layer.train() for layer in layers])
 
     def classify(images: Tensor) -> Tensor:
-        for layer in kept:
+        for layer in kept.layers:
             images = layer(images)
         return images
 
