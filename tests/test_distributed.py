@@ -296,3 +296,10 @@ def test_two_machines_with_killed_workers_write_the_files_of_one_process(tmp_pat
         "it.tsv",
         "it.json",
     }
+
+
+def test_a_numbered_gpu_is_refused_with_the_variable_that_chooses_it() -> None:
+    with pytest.raises(RequestError, match=r"got cuda:1; choose a GPU by CUDA_VISIBLE_DEVICES=1$"):
+        distributed.find_device("cuda:1")
+    with pytest.raises(RequestError, match=r"expected auto, cpu, cuda or mps, got gpu$"):
+        distributed.find_device("gpu")

@@ -250,7 +250,9 @@ def find_device(name: str | torch.device) -> torch.device:
     if isinstance(name, torch.device):
         return name
     if name not in ("auto", "cpu", "cuda", "mps"):
-        raise RequestError(f"device: expected auto, cpu, cuda or mps, got {name}")
+        number = name.removeprefix("cuda:")
+        advice = f"; choose a GPU by CUDA_VISIBLE_DEVICES={number}" if number != name else ""
+        raise RequestError(f"device: expected auto, cpu, cuda or mps, got {name}{advice}")
     if name == "mps":
         if not torch.backends.mps.is_available():
             raise RequestError("device: mps was asked for, but torch sees no Apple GPU; use --device cpu")

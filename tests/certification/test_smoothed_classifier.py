@@ -520,6 +520,7 @@ BAD_DATA = {
     "tensor": (IMAGES, "use certify for a tensor"),
     "name": ("mnist-sample", "got str; .* load_dataset for the name of a data set"),
     "number": (3, "expected a DataLoader, a Dataset or batches"),
+    "pair": ((IMAGES, torch.tensor([0, 1, 0])), r"got one such pair; give \[\(inputs, labels\)\]"),
 }
 
 

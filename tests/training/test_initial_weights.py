@@ -176,7 +176,11 @@ def fewer(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        (fewer, RequestError, r"expected the weights of tiny, got 1 missing \(conv1\.weight\); give weights"),
+        (
+            fewer,
+            RequestError,
+            r"weights of tiny, got 1 missing \(conv1\.weight\); give weights of the same network, or let --model name",
+        ),
         (lambda w: {**w, "more": torch.zeros(1)}, RequestError, r"1 unexpected \(more\)"),
         (lambda w: {**w, "fc2.bias": torch.zeros(7)}, RequestError, r"1 of other shape \(fc2\.bias: \[7\] instead of"),
         (lambda w: {**w, "fc2.bias": torch.full((10,), torch.nan)}, WorkError, "NaN or infinite ones in fc2.bias"),

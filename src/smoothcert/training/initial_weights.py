@@ -69,7 +69,8 @@ def load_initial_weights(
         problems.append(f"{len(differing)} of other shape ({differing[0]}: {shapes})")
     if problems:
         raise RequestError(
-            f"{path}: expected the weights of {name}, got {'; '.join(problems)}; give weights of the same network"
+            f"{path}: expected the weights of {name}, got {'; '.join(problems)}; give weights of the same network, or "
+            "let --model name a function of your own that loads those that fit"
         )
     refuse_not_finite(path, matched)
     model.load_state_dict({**target, **matched})
