@@ -387,3 +387,51 @@ def test_weights_of_other_types_are_converted(tmp_path: Path, dtype: torch.dtype
     ]
     assert rows[0] == rows[1]
     assert model[1].weight.dtype == dtype
+
+
+def test_a_file_is_imported_once_until_its_text_changes(tmp_path: Path) -> None:
+    """It may load large weights; in a notebook its author changes it between two calls."""
+    path, log = tmp_path / "net.py", tmp_path / "log"
+
+    def write(value: int) -> None:
+        log_line = f"open({str(log)!r}, 'a').write('imported {value}\\n')\n"
+        path.write_text(log_line + f"def build():\n    return lambda x: x.flatten(1)[:, :2] * 0 + {value}\n")
+
+    def logits() -> list[float]:
+        classifier = own_model(f"{path}:build", None)
+        return classifier(torch.rand(1, 1, 4, 4))[0].tolist()  # type: ignore[no-any-return]
+
+    write(1)
+    assert logits() == logits() == [1, 1]
+    write(2)
+    assert logits() == [2, 2]
+    assert log.read_text() == "imported 1\nimported 2\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --method gaussian --sigma 0.5 --out run",
+        "train --preset mnist/gaussian --sigma 0.5 --out run",
+        "certify --sigma 0.5 --out run",
+        "attack --sigma 0.5 --out run",
+        "adapt --sigma 0.5 --out a.safetensors",
+        "doctor",
+    ],
+)
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("--model own_net.py:smal", "expected a function smal in own_net.py, got none; did you mean small?"),
+        ("--model own_net.py:small --init nowhere.pt", "nowhere.pt: no such file"),
+    ],
+)
+def test_a_wrong_network_is_reported_before_images_are_read(
+    workplace: Path, run_cli: Cli, command: str, network: str, message: str
+) -> None:
+    (workplace / "slow.py").write_text("def data(split):\n    raise SystemExit('the images are read')\n")
+    (workplace / "own_net.py").write_text(MODULE)
+    code, _, err = run_cli(*command.split(), *network.split(), "--dataset", "slow.py:data", "--device", "cpu")
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1

@@ -152,7 +152,9 @@ def test_refusals(reference: str, message: str) -> None:
     assert message in str(caught.value).replace("WindowsPath", "PosixPath")
 
 
-def test_code_that_only_a_file_names_is_not_run(workplace: Path, run_cli: Cli) -> None:
+def test_code_that_only_a_file_names_is_not_run(
+    workplace: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is run if the user names it, in another process too; certificates name it."""
     marker, cpu, named = workplace / "imported", ("--device", "cpu"), ("--dataset", "mine.py:Grey")
     train = ("train", *named, "--method", "gaussian", "--sigma", 0.5, "--epochs", 1, "--out", "run", *cpu)
@@ -171,6 +173,8 @@ def test_code_that_only_a_file_names_is_not_run(workplace: Path, run_cli: Cli) -
         ("sweep", "--recipe", "run/recipe.yaml", "--set", "seed=0,1", "--dry-run", *cpu),
     ]
     marker.unlink()
+    for name in [name for name in sys.modules if name.startswith("smoothcert_user_")]:
+        monkeypatch.delitem(sys.modules, name)  # as in a new process
     for command in commands:
         code, _, err = run_cli(*command)
         assert (code, err.count("\n")) == (2, 1)

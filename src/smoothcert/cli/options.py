@@ -17,7 +17,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import parse_count, printable
 from smoothcert.training.choices import Bound, Compiling, NoiseName
-from smoothcert.training.run_folder import check_run_folder
+from smoothcert.training.run_folder import check_run_folder, weights_in
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.classifier import Classifier
@@ -185,6 +185,8 @@ class NetworkOptions(ImageOptions):
         if self.init is not None and (runs or self.hub is not None):
             instead = "leave it out" if runs else "leave it out, or give the name of --hub as --model"
             raise RequestError(f"--init: expected none with a run folder or --hub, which have weights; {instead}")
+        if self.init is not None:
+            weights_in(self.init)
         refuse_absent_data(self.dataset)
 
     def chosen_data(self, run: "Run | None") -> tuple[str, int | None]:
@@ -205,8 +207,11 @@ class NetworkOptions(ImageOptions):
         --init may be a run, too. --channels and --classes win.
         """
         from smoothcert.data import with_known_classes
+        from smoothcert.models import check_own_code
         from smoothcert.training.checkpoint import class_names_of
 
+        if run is None:
+            check_own_code(str(self.network))
         dataset, image_size = self.chosen_data(run)
         channels = None if run is None else run.reading(dataset).get("channels")
         images = self.load(dataset, split, image_size, channels)

@@ -133,12 +133,13 @@ def choose_recipe(
     if file is not None and not changed & {"objective", "objective.name"}:
         refuse_objective_code(file, final)
     # torch is imported when the request is known to be right.
-    from smoothcert.models import check_name
+    from smoothcert.models import check_name, check_own_code
     from smoothcert.training.checkpoint import refuse_code
 
     check_name(final.model)  # before data are downloaded
     if file is not None and "model" not in changed:
         refuse_code(file, final.model, None)
+    check_own_code(final.model)
     loaded = load_objective(final)
     note_other_defaults(chosen.objective, loaded.objective)
     return loaded
@@ -172,7 +173,7 @@ def recipe_for_data(
         if value is None:
             raise RequestError(f"{option}: missing; without a preset it must be given with --dataset {options.dataset}")
     refuse_absent_data(options.dataset)
-    from smoothcert.models import check_name
+    from smoothcert.models import check_name, check_own_code
     from smoothcert.training.default_recipe import default_recipe
     from smoothcert.training.recipe import TrainRecipe
 
@@ -181,6 +182,7 @@ def recipe_for_data(
     TrainRecipe(model=options.model or "", **given)
     if options.model is not None:
         check_name(options.model)
+        check_own_code(options.model)
     images = load(options.dataset, "train", image_size)
     return default_recipe(
         *(images, options.dataset, sigma, str(options.objective)),  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ from smoothcert.training.run_folder import (
     refuse_existing_run,
     refuse_lost_recipe,
     split_key,
+    weights_in,
 )
 
 if TYPE_CHECKING:  # commands import torch only when they need it
@@ -80,6 +81,8 @@ def train(
         stored = stored_recipe(out, startable=name is not None)
         options = replace(options, recipe=stored)
     refuse_used_folder(out, resume)
+    if init is not None:
+        weights_in(init)
     chosen = {"trained": init is not None, "continued": stored is not None}
     try:
         recipe = choose_recipe(options, sigma, files.image_size, set_, files.load, **chosen)

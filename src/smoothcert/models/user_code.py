@@ -68,6 +68,12 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
     return in_float32(model)
 
 
+def check_own_code(name: str) -> None:
+    """Import a network's code that a request names, before images are read: a wrong name is reported at once."""
+    if is_own_code(name):
+        import_code(name, "model", "function")
+
+
 @contextmanager
 def reporting_failures(
     reference: str, field: str, arguments: str, passed: tuple[type[Exception], ...] = (RequestError,)
@@ -146,7 +152,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _import_file(path: Path, field: str) -> ModuleType:
-    """Import the file `path`, which can import modules next to it."""
+    """Import the file `path`, which can import modules next to it; again only if its text has changed."""
     path = path.expanduser().resolve()
     check_regular_file(path)
     if not path.exists():
@@ -154,12 +160,16 @@ def _import_file(path: Path, field: str) -> ModuleType:
     _search_last(str(path.parent))
     # The module gets a unique name: a file called torch.py must not replace torch.
     name = f"smoothcert_user_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
+    text = path.read_bytes()
+    if name in sys.modules and sys.modules[name].__dict__.get("__source__") == text:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise RequestError(f"{field}: expected a Python file, got {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a class's module up by its name
     spec.loader.exec_module(module)
+    vars(module)["__source__"] = text  # only now: a module that failed is imported again
     return module
 
 

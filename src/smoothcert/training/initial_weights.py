@@ -16,7 +16,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
 from smoothcert.models import as_module, is_hub, own_model
 from smoothcert.smoothing.accuracy import at_chance, independent_accuracy
-from smoothcert.training.run_folder import MODEL, check_file, check_run_folder, split_key
+from smoothcert.training.run_folder import weights_in
 from smoothcert.training.weights_file import (
     INPUT_BUFFERS,
     describe_problems,
@@ -52,11 +52,7 @@ def load_initial_weights(
     Tensors are matched by name, after the prefix of the file (such as `module.`) and behind an input layer. `path` may
     be FILE:KEY for a checkpoint with several sets of weights.
     """
-    if path.is_dir():
-        check_run_folder(path)
-        path = path / MODEL
-    path, key = split_key(path)
-    check_file(path, "a run folder, a .safetensors file or a PyTorch checkpoint")
+    path, key = weights_in(path)
     weights = _read(path, key, on_note)
     target = model.state_dict()
     matched = dict(weights)

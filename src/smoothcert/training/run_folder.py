@@ -122,6 +122,16 @@ def split_key(path: Path) -> tuple[Path, str | None]:
     return (Path(file), key) if file and not path.exists() and Path(file).is_file() else (path, None)
 
 
+def weights_in(path: Path) -> tuple[Path, str | None]:
+    """The file of the weights of a run folder, or FILE or FILE:KEY, and the key; one that does not exist is refused."""
+    if path.is_dir():
+        check_run_folder(path)
+        path = path / MODEL
+    file, key = split_key(path)
+    check_file(file, "a run folder, a .safetensors file or a PyTorch checkpoint")
+    return file, key
+
+
 def refuse_lost_recipe(folder: Path) -> None:
     """Raise a RequestError if a folder without a recipe holds other files of a run, which would be overwritten."""
     if files := [name for name in (MODEL, STATE, METRICS) if exists(folder / name)]:
