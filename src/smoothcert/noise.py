@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,12 +26,6 @@ if TYPE_CHECKING:  # certificates are read without torch
 
 SAFETY = 1e-12
 """Relative margin of bounds and radii: many times the rounding of a few float64 operations."""
-UNIT_RADII: dict[str, Callable[[float], float]] = {
-    "gaussian": lambda q: -float(special.ndtri(q)),
-    "laplace": lambda q: -math.log(2 * q) / math.sqrt(2),
-    "uniform": lambda q: 2 * math.sqrt(3) * (0.5 - q),
-}
-"""The certified radius at sigma = 1 that follows from p >= 1 - q with q < 1/2, by the name of the noise."""
 HIDING_SIGMA = 2.0
 """Noise above this level hides any image in [0, 1]; in units of 0..255 it is almost invisible."""
 VECTOR_MATHEMATICS = platform.machine().lower() in ("x86_64", "amd64")
@@ -122,7 +116,7 @@ class Noise(ABC):
         """The radius, in `norm`, that follows from p >= 1 - q, rounded toward zero; 0 for q >= 1/2."""
         if not 0 < q <= 1:
             raise ValueError(f"expected 0 < q <= 1, got {q}")
-        return 0.0 if q >= 0.5 else self.sigma * UNIT_RADII[self.name](q) * (1 - SAFETY)
+        return 0.0 if q >= 0.5 else self.sigma * self._unit_radius(q) * (1 - SAFETY)
 
     @staticmethod
     def draws(device: torch.device) -> str:
@@ -130,6 +124,10 @@ class Noise(ABC):
         if device.type != "cpu":
             return "philox"
         return "sfc64, box-muller" if VECTOR_MATHEMATICS else "sfc64, ziggurat"
+
+    @abstractmethod
+    def _unit_radius(self, q: float) -> float:
+        """The radius at sigma = 1, for q < 1/2."""
 
     @abstractmethod
     def error_at(self, radius: float) -> float:
@@ -157,6 +155,9 @@ class Gaussian(Noise):
         else:
             generator.standard_normal(out=out, dtype=np.float32)
             out *= np.float32(self.sigma)
+
+    def _unit_radius(self, q: float) -> float:
+        return -float(special.ndtri(q))
 
     def error_at(self, radius: float) -> float:
         return float(special.ndtr(-radius / self.sigma))
@@ -193,6 +194,9 @@ class Laplace(Noise):
         out -= generator.standard_exponential(out.shape, dtype=np.float32)
         out *= np.float32(self.scale)
 
+    def _unit_radius(self, q: float) -> float:
+        return -math.log(2 * q) / math.sqrt(2)
+
     def error_at(self, radius: float) -> float:
         return 0.5 * math.exp(-radius / self.scale)
 
@@ -215,8 +219,11 @@ class Uniform(Noise):
         out *= np.float32(2 * self.half_width)
         out -= np.float32(self.half_width)
 
+    def _unit_radius(self, q: float) -> float:
+        return 2 * math.sqrt(3) * (0.5 - q)
+
     def error_at(self, radius: float) -> float:
         return max(0.0, 0.5 - radius / (2 * self.half_width))
 
 
-NOISES: dict[str, type[Noise]] = {"gaussian": Gaussian, "laplace": Laplace, "uniform": Uniform}
+NOISES: dict[str, type[Noise]] = {kind.name: kind for kind in (Gaussian, Laplace, Uniform)}
