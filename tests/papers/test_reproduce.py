@@ -25,7 +25,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import compress
 from smoothcert.io.console import PlainConsole
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, Objective, SmoothAdv, SmoothMix, Stability
-from smoothcert.objectives.inputs import inputs_per_image
+from smoothcert.objectives.inputs_per_image import inputs_per_image
 from smoothcert.papers import reproduce as reproduction
 from smoothcert.papers.presets import preset
 from smoothcert.papers.reproduce import (

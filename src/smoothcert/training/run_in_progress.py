@@ -17,8 +17,7 @@ from smoothcert.models import is_code
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
 from smoothcert.objectives import Denoising, Objective, Progress
-from smoothcert.objectives.inputs import inputs_by_epoch
-from smoothcert.training.average import AveragedWeights
+from smoothcert.objectives.inputs_per_image import inputs_by_epoch
 from smoothcert.training.captured_step import captured_step
 from smoothcert.training.checkpoint import InputSpec, Run
 from smoothcert.training.choices import Compiling
@@ -32,6 +31,7 @@ from smoothcert.training.resume import Start, State, restore
 from smoothcert.training.sampler import make_sampler
 from smoothcert.training.step import StepLoss, make_optimizer
 from smoothcert.training.versions import versions
+from smoothcert.training.weight_average import AveragedWeights
 
 
 @dataclass(frozen=True, kw_only=True)

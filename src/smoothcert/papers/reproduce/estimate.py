@@ -9,7 +9,7 @@ from smoothcert.certification.estimate import seconds_per_input, seconds_per_vot
 from smoothcert.certification.settings import CertifyRecipe, make_counter
 from smoothcert.models import is_code
 from smoothcert.models.precision import resolve_precision
-from smoothcert.objectives.inputs import inputs_by_epoch
+from smoothcert.objectives.inputs_per_image import inputs_by_epoch
 from smoothcert.smoothing.votes import default_batch_size
 from smoothcert.training.captured_step import WARM_UP_STEPS
 from smoothcert.training.checkpoint import InputSpec, new_model
