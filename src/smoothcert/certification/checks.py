@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-6
 """Relative difference of a stored radius from what its votes show that is tolerated: other versions round differently.
 Of a smaller radius, as many sigmas more: near 0 the rounding of the bound shows."""
-ONE_SIDED, _, RANDOMIZED = BOUNDS = get_args(Bound)
+BOUNDS = get_args(Bound)
+ONE_SIDED, RANDOMIZED = "one-sided", "randomized"
 EARLY_NAME = "clopper-pearson one-sided"
 """What the first files call the one-sided bound."""
 
