@@ -134,7 +134,7 @@ class CertifySettings(Recipe):
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what a certificate depends on: all fields but those that choose images."""
-        return self.model_dump(mode="json", exclude=set(SELECTION))
+        return {name: value for name, value in super().to_mapping().items() if name not in SELECTION}
 
     def completed(
         self,
