@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import smoothcert as sc
 from smoothcert.distributed import team
+from smoothcert.objectives import OBJECTIVES
 
 BATCH, CLASSES, SHAPE, SIGMA = 6, 4, (2, 5, 5), 0.5
 
@@ -22,16 +23,7 @@ class WithTeacher(sc.losses.Distillation):
         return super().forward(model, inputs, labels, **{"teacher": teacher, **more})
 
 
-MODULES = {
-    "gaussian": sc.losses.Gaussian,
-    "stability": sc.losses.Stability,
-    "smoothadv": sc.losses.SmoothAdv,
-    "macer": sc.losses.Macer,
-    "consistency": sc.losses.Consistency,
-    "smoothmix": sc.losses.SmoothMix,
-    "catrs": sc.losses.CatRs,
-    "distillation": WithTeacher,
-}
+MODULES = {name: getattr(sc.losses, kind.__name__) for name, kind in OBJECTIVES.items()} | {"distillation": WithTeacher}
 OTHER_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("smoothadv", {"num_noise": 2, "adversary": {"attack": "ddn", "steps": 3, "epsilon": 0.5}}),
     ("consistency", {"form": "xent", "weight": 1.0}),

@@ -18,6 +18,7 @@ METHODS = {
     "catrs": "CAT-RS",
     "distillation": "Distillation",
 }
+"""Name of a method without underscores -> the name that people use."""
 DATASETS = {"mnist": "MNIST", "mnist-sample": "MNIST sample", "cifar10": "CIFAR-10", "imagenet": "ImageNet"}
 IN_SENTENCES = {"mnist": "digits of MNIST", "mnist-sample": "digits of the MNIST sample"}
 """Data set -> its images in a sentence, where that is not "images of" and its name."""
