@@ -95,7 +95,8 @@ def test_tables_equal_a_new_report_of_the_certificates(
         if path.suffix == ".png":  # the drawing library's version shows in the pixels
             assert committed.exists()
         else:
-            assert rounded(path) == rounded(committed), path.name
+            difference = f"another {path.name} than in results/{name}; if that is intended, write it again"
+            assert rounded(path) == rounded(committed), difference
 
 
 def rounded(path: Path) -> str:

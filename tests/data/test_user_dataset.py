@@ -133,7 +133,7 @@ def test_labels_that_count_from_1_are_reported() -> None:
         ("none.py:Grey", "none.py, which does not exist; correct the path"),
         ("no_such_module:Grey", "No module named 'no_such_module'); run where Python finds the module"),
         ("mine.py", "dataset: expected FILE.py:Name, got mine.py; add the name of the class after a colon"),
-        ("foldr:mine", "expected a data set among mnist, mnist-sample, cifar10, imagenet, folder:PATH, npz:PATH, FILE"),
+        ("foldr:mine", ", folder:PATH, npz:PATH, FILE.py:Name, got 'foldr:mine'"),
         ("torch:Grey", "torch:Grey: `train` was given this Dataset in Python; name it: --dataset FILE.py:Grey"),
         ("os:abort", "to be a class or a function that returns a torch Dataset, got builtin_function_or_method"),
         ("mine.py:five", "to be a class or a function that returns a torch Dataset, got int"),

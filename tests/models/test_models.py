@@ -47,6 +47,7 @@ EXPECTED_PARAMETERS = {
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "tiny"])
 def test_parameter_count(name: str) -> None:
+    assert name in EXPECTED_PARAMETERS, f"add the number of parameters of {name}, counted by hand"
     with torch.device("meta"):
         model = MODELS[name].build(10)
     assert sum(parameter.numel() for parameter in model.parameters()) == EXPECTED_PARAMETERS[name]

@@ -97,7 +97,7 @@ def trace(objective: Objective) -> list[float]:
 @pytest.mark.parametrize("name", TRACED)
 def test_losses_follow_the_stored_trace(name: str) -> None:
     stored = json.loads(TRACES.read_text(encoding="utf-8"))
-    assert name in stored, f"no trace of {name} yet: python {Path(__file__).name} --write"
+    assert name in stored, f"no trace of {name} yet: python tests/objectives/test_traces.py --write"
     assert trace(TRACED[name]) == pytest.approx(stored[name], rel=1e-4)
 
 
