@@ -112,6 +112,8 @@ def _neighbours_matter(classifier: Classifier, image: Tensor) -> bool:
     batches = (rows, rows.flip(0), torch.cat([rows[:half]] * 2))
     memory = torch.empty_like(rows)
     first, backwards, repeated = (_pass(classifier, memory.copy_(batch), 0).logits for batch in batches)
+    if len(first) != len(rows):  # those of an earlier batch, which was at the same address
+        return True
     again = (backwards.flip(0), repeated[:half])
     changed = ([not _same(one, two) for one, two in zip(first, logits, strict=False)] for logits in again)
     return any(sum(flags) > CHANGED * len(flags) for flags in changed)
