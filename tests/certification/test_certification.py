@@ -312,6 +312,7 @@ def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) ->
 
     assert fitting_batch_size(narrow, 640, torch.zeros(1, 2, 2)) == 80
     assert seen == [640, 320, 160, 80]
+    assert fitting_batch_size(lambda images: narrow(images.repeat(60, 1, 1, 1)), 2, torch.zeros(1, 2, 2)) == 1
     with pytest.raises(torch.OutOfMemoryError):  # not even one copy
         fitting_batch_size(lambda images: narrow(images.repeat(101, 1, 1, 1)), 2, torch.zeros(1, 2, 2))
     monkeypatch.setitem(BATCH_SIZE, "cpu", 500)

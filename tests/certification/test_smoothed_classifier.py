@@ -348,6 +348,15 @@ def test_the_results_are_tensors_and_records() -> None:
     assert repr(result).splitlines()[2] == f"  abstained, {result[1].count} of 500 votes"
 
 
+def test_a_selection_keeps_the_label_and_the_index_of_each_input() -> None:
+    (batch,) = smoothed().certify_loader([(IMAGES, torch.tensor([0, 1, 1]))], n=100)
+    for some in (batch[[2, 0]], batch[torch.tensor([2, 0])], batch.to("cpu")[[2, 0]]):
+        assert list(some) == [batch[2], batch[0]]
+        assert some.labels is not None
+        assert some.labels.tolist() == [1, 0]
+        assert some.indices == (2, 0)
+
+
 def test_an_empty_selection_has_no_records() -> None:
     result = smoothed().certify(IMAGES, n=100)
     assert len(result[torch.zeros(3, dtype=torch.bool)]) == 0

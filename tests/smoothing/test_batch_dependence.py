@@ -184,6 +184,8 @@ def shuffled_draws() -> Function:
 
 INDEPENDENT: dict[str, Callable[[], Function]] = {
     "no randomness": linear,
+    "one output": lambda: in_one_output(linear()),
+    "other rounding in each call": lambda: (lambda f: lambda x: f(x) + 1e-6 * torch.rand(len(x), 1))(linear()),
     "one seeded noise for all": lambda: seeded((lambda f: lambda x: f(x + torch.randn_like(x[:1])))(linear())),
     "class masked by -inf": lambda: masked(linear(), -float("inf")),
     "NaN for dark pixels": lambda: (lambda f: lambda x: f(x.log()))(linear()),
