@@ -169,6 +169,14 @@ def test_the_votes_that_a_radius_needs_allow_for_what_two_stages_give_up() -> No
     assert replace(rule, n=n - 100, radius_loss=None).unreachable(radius, Gaussian(SIGMA)) is None
 
 
+def test_a_radius_in_the_last_block_of_two_stages_is_within_reach() -> None:
+    rule = Rule(n0=100, n=20_000, alpha=0.001, radius_loss=0.1)
+    (certificate,) = certify(rule, at_distances(50.0))  # all votes agree
+    assert certificate.n % 250 == 0
+    assert second_stage_votes(500, 500, alpha=0.001, n_max=20_000, radius_loss=0.1) < certificate.n < rule.n
+    assert rule.unreachable(certificate.radius, Gaussian(SIGMA)) is None
+
+
 def test_grid_spends_alpha_and_keeps_the_slack() -> None:
     """Each radius, slightly enlarged, is tested at the whole alpha, or at the part that is not held back."""
     rule, look = Rule(n0=10, n=1000, alpha=0.01, radii=(0.1, 0.2), slack=0.003), 500
