@@ -107,4 +107,4 @@ def above_chance(share: float, chance: float, images: int) -> bool:
 
 def clearly_below(share: float, level: float, images: int) -> bool:
     """Whether the accuracy behind `share` is below `level`, by a binomial test."""
-    return level > 0 and float(special.bdtr(round(share * images), images, level)) <= LEVEL
+    return float(special.bdtr(round(share * images), images, level)) <= LEVEL
