@@ -3,6 +3,7 @@
 import itertools
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import smoothcert as sc
 from smoothcert.certification.attack import AttackRecipe, attack_dataset
 from smoothcert.certification.certificates import CertifiedImage
+from smoothcert.certification.model_provenance import unfinished
 from smoothcert.data import images_from_dataset, load_folder, mnist
 from smoothcert.training.checkpoint import load_run
 
@@ -106,6 +108,20 @@ def test_loaders_datasets_and_smoothed_classifiers_are_certified(dataset: Tensor
     assert [(row.label, row.certificate.predict) for row in files[0].rows] == [(0, 0), (0, 0), (1, 1), (1, 1)]
     assert files[0].settings["num_classes"] == 3, "the outputs of the model, not the labels of the data"
     assert files[0].settings["dataset"] == "TensorDataset"
+
+
+def test_a_module_in_train_mode_is_certified_as_in_eval_mode_and_left_as_it_was(
+    dataset: TensorDataset, tmp_path: Path
+) -> None:
+    network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(4, 3))
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    trained, evaluated = (
+        sc.certify_dataset(network.train(mode), dataset, tmp_path / f"{mode}.tsv", sigma=0.5, **FEW)
+        for mode in (True, False)
+    )
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert comparable(trained) == comparable(evaluated)
+    assert trained.settings == evaluated.settings
 
 
 def test_a_smoothed_classifier_keeps_its_forward_passes(dataset: TensorDataset, tmp_path: Path) -> None:
@@ -260,6 +276,15 @@ def test_data_that_have_changed_do_not_continue_a_file(dataset: TensorDataset, t
     with pytest.raises(sc.RequestError, match="images_sha256"):
         sc.certify_dataset(bright, changed, tmp_path / "a.tsv", sigma=0.25, **FEW)
     assert len(sc.certify_dataset(bright, dataset, tmp_path / "a.tsv", sigma=0.25, **FEW).rows) == 4
+
+
+def test_a_file_records_the_epoch_of_its_weights(trained_run: Path, tmp_path: Path) -> None:
+    run, data = load_run(trained_run), mnist.load_sample("test")
+    for epoch, remarks in ((1, ["certified after 1 of its 2 epochs"]), (2, [])):
+        path = tmp_path / f"{epoch}.tsv"
+        file = sc.certify_dataset(replace(run, epoch=epoch), data, path, max_images=1, **FEW)
+        assert file.provenance["epoch"] == epoch
+        assert unfinished(file.provenance, run.recipe.epochs) == remarks
 
 
 def test_a_run_certifies_torch_data_without_its_highest_class(trained_run: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
@@ -40,6 +40,32 @@ def test_a_good_classifier_has_no_fault() -> None:
     assert measured(bright, rare).fault is None, "nine in ten images are of one class"
     never = measured(lambda images: torch.tensor([[1.0, 0.0]]).expand(len(images), 2), rare)
     assert (never.clean, never.clean_chance) == pytest.approx((0.9, 0.9)), "what a constant answer reaches is chance"
+
+
+def test_a_module_is_measured_in_eval_mode() -> None:
+    network = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Dropout(1.0), nn.Linear(64, 2, bias=False))
+    with torch.no_grad():
+        network[0].running_mean.fill_(0.5)
+        network[3].weight.copy_(torch.tensor([[-1.0], [1.0]]).expand(2, 64))
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    found = measured(network, BALANCED)
+    assert found.clean == 1.0
+    assert found.noisy > 0.9
+    assert network.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def test_an_outer_autocast_does_not_change_the_precision() -> None:
+    network, kinds = nn.Linear(64, 2), set()
+
+    def classify(images: Tensor) -> Tensor:
+        logits = network(images.flatten(1))
+        kinds.add(logits.dtype)
+        return logits
+
+    with torch.autocast("cpu", torch.bfloat16):
+        measured(classify, BALANCED)
+    assert kinds == {torch.float32}
 
 
 def test_a_classifier_that_fails_under_noise() -> None:
