@@ -338,8 +338,9 @@ def test_impossible_counts_are_refused() -> None:
     for successes, n in [(60, 150), (54, 200), (156, 200), (55, 100)]:
         with pytest.raises(ValueError, match="expected"):
             run.update(successes, n)
-    with pytest.raises(ValueError, match="falling"):
-        GridTest([0.1, 0.5], ALPHA, 100, 1000)
+    for qs in ([0.1, 0.5], [0.5, 0.5]):
+        with pytest.raises(ValueError, match="falling"):
+            GridTest(qs, ALPHA, 100, 1000)
     for arguments in [(0.0, 0.1, 1, 1), (0.5, 1.0, 1, 1), (0.5, 0.1, 0, 1), (0.5, 0.1, 1, 0)]:
         with pytest.raises(ValueError, match="expected"):
             boundaries(*arguments)
