@@ -216,6 +216,14 @@ def test_unreadable_files_can_be_skipped(tmp_path: Path, in_memory: int) -> None
         load_folder(tmp_path, "test", skip_unreadable=True, in_memory_bytes=in_memory)
 
 
+def test_notes_name_the_right_files_if_one_before_them_is_skipped(tmp_path: Path) -> None:
+    for number, name in enumerate(["a.png", "b.png", "c.png"]):
+        write_photograph(tmp_path / "ant" / name, number, mode="RGB" if number == 1 else "L")
+    (tmp_path / "ant" / "a.png").write_bytes(b"not an image")
+    _, coloured = load_folder(tmp_path, "test", skip_unreadable=True).notes
+    assert "1 of 2 files is grey, because ant/b.png is in colour" in coloured
+
+
 def test_channels_can_be_chosen(tmp_path: Path) -> None:
     write_photograph(tmp_path / "a" / "grey.png", 0, mode="L")
     grey = load_folder(tmp_path, "test")

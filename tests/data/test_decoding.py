@@ -108,6 +108,16 @@ def test_predict_and_folder_give_the_same_tensor(tmp_path: Path, kind: str) -> N
     assert notes == (on_black if kind not in KINDS else [])
 
 
+def test_bytes_of_pgm_files_are_pixels_also_as_text(tmp_path: Path) -> None:
+    for name, content in (
+        ("text", b"P2\n3 2\n255\n0 1 2\n128 254 255\n"),
+        ("bytes", b"P5\n3 2\n255\n\0\1\2\x80\xfe\xff"),
+    ):
+        path = tmp_path / f"{name}.png"
+        path.write_bytes(content)
+        assert Decoder(1, 2, 3, None).centre(path).tolist() == [[[0, 1, 2], [128, 254, 255]]]
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_predict_and_folder_refuse_the_same_files(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "class" / kind

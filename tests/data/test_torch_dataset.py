@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from smoothcert.data import Normalization, images_from_dataset
+from smoothcert.data import Normalization, images_from_dataset, with_known_classes
 from smoothcert.errors import RequestError
 
 PIXELS = torch.arange(6 * 3 * 4 * 5, dtype=torch.int64).reshape(6, 3, 4, 5).mul(7).remainder(256).to(torch.uint8)
@@ -52,6 +52,26 @@ def jitter(image: Tensor) -> Tensor:
 
 def stream(data: Any, seed: int, share: slice = slice(0, 2)) -> Tensor:
     return torch.cat([images for images, _ in data.batches(ORDER, share, seed)])
+
+
+def test_labels_that_a_target_transform_changes_are_those_of_the_items() -> None:
+    class Transformed(Listed):
+        def target_transform(self, label: int) -> int:
+            return 2 - label
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            image, label = super().__getitem__(index)
+            return image, self.target_transform(label)
+
+    assert images_from_dataset(Transformed()).labels.tolist() == (2 - LABELS).tolist()
+
+
+def test_items_of_relabelled_data_are_read_although_they_have_their_own_labels() -> None:
+    data = with_known_classes(images_from_dataset(Listed()), ("frog", "cat", "bird", "dog"))
+    images, labels = data.batch(torch.arange(6))
+    assert torch.equal(images * 255, PIXELS.float())
+    assert labels.tolist() == [1, 0, 3, 0, 1, 3]
+    assert [data[index][1] for index in range(6)] == labels.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
