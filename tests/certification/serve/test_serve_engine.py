@@ -1,6 +1,7 @@
 """The engine: votes are those of the library, passes are shared and full, and requests end at looks only."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,25 @@ def test_full_queue_takes_all_images_of_a_request_or_none() -> None:
     with pytest.raises(QueueFullError):
         scheduler.submit([job(IMAGES[0], Question(1000, 0.1)) for _ in range(2)])
     assert len(scheduler) == 2
+
+
+def test_images_in_a_pass_count_in_the_queue() -> None:
+    """A request arrives while the only place is taken by an image whose votes are being drawn."""
+    refused = []
+
+    def interrupted(images: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(QueueFullError):
+            scheduler.submit([job(IMAGES[0], Question(1000, 0.1))])
+        refused.append(len(scheduler))
+        return half_space(images)
+
+    scheduler, first = Scheduler(1), job(IMAGES[2], Question(1000, 0.1))
+    first.counter = replace(COUNTER, classifier=interrupted)
+    scheduler.submit([first])
+    finish(scheduler)
+    assert refused
+    assert set(refused) == {1}
+    assert first.certificate().predict == 1
 
 
 def test_image_on_which_the_classifier_fails_costs_no_other_an_answer() -> None:

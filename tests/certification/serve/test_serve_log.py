@@ -1,5 +1,6 @@
 """The log of the service: whole rows, rotation, restart, and recomputation by `recertify`."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,18 @@ def test_a_restarted_server_counts_rows_without_checking_them(tmp_path: Path) ->
         with pytest.raises(WorkError, match=message):
             CertificateLog(tmp_path, MODELS)
         path.write_bytes(content)
+
+
+def test_a_row_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, write = CertificateLog(tmp_path, MODELS), os.write
+    append(log)
+    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:20]))
+    with pytest.raises(WorkError, match="no space left"):
+        append(log)
+    monkeypatch.undo()
+    append(log)
+    log.close()
+    assert [row.index for row in read_log(tmp_path / FIRST)[0]] == [0, 1]
 
 
 def test_files_are_rotated_and_the_oldest_removed(tmp_path: Path) -> None:
