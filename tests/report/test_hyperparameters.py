@@ -116,6 +116,15 @@ def test_sweep_over_a_number_with_seeds(make_run: MakeRun, tmp_path: Path) -> No
     assert (tmp_path / "out/sweeps.svg").exists()
 
 
+def test_a_gaussian_run_of_fewer_votes_is_no_reference(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [consistency(make_run, weight, 0.1 + weight / 50) for weight in (1.0, 5.0, 10.0)]
+    other = make_run("plain", [image(i, 1, 1, 0.1, n=500) for i in range(5)], objective="gaussian", n=500)
+    (other / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "objective": {"name": "gaussian"}}))
+    (sweep,) = write_report([*runs, other], tmp_path / "out", ["csv"]).contents.sweeps
+    assert len(sweep.runs) == 3
+    assert sweep.reference is None
+
+
 def test_only_runs_that_share_all_else_are_one_sweep(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [consistency(make_run, weight, 0.1 + weight / 50) for weight in (1.0, 5.0, 10.0)]
     runs += [consistency(make_run, weight, 0.1 + weight / 50, epochs=2) for weight in (1.0, 5.0)]

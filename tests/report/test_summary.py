@@ -101,12 +101,14 @@ def test_summary_of_a_file_of_another_tool(field_file: Path) -> None:
     assert summary.accuracy_at == {0.0: 3 / 5, 0.5: 1 / 5}
 
 
-def test_mixed_n_is_unknown_and_has_no_ceiling() -> None:
-    rows = [image(0, 1, 1, 0.1, n=100), image(1, 1, 1, 0.1, n=200)]
+@pytest.mark.parametrize("other", [200, 0])
+def test_mixed_n_is_unknown_and_has_no_ceiling(other: int) -> None:
+    """A label-aware rule draws no votes for some images."""
+    rows = [image(0, 1, 1, 0.1, n=100), image(1, 1, 1 if other else ABSTAIN, 0.1 if other else 0.0, n=other)]
     summary = summarize(as_file(rows, **SETTINGS), "x", [])
     assert summary.n is None
     assert summary.ceiling is None
-    assert summary.votes == 100 + 200 + 20
+    assert summary.votes == 100 + other + 20
 
 
 def test_the_largest_radius_of_each_noise() -> None:
