@@ -19,7 +19,7 @@ from smoothcert.data import ImageData, mnist
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Gaussian as Noise
-from smoothcert.objectives import Distillation, Gaussian, LossTerms, NoiseAttack, Progress, SmoothAdv, SmoothMix
+from smoothcert.objectives import CatRs, Distillation, Gaussian, LossTerms, NoiseAttack, Progress, SmoothAdv, SmoothMix
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
 from smoothcert.training.meter import Meter
@@ -121,6 +121,8 @@ def train_several_runs(folder: Path) -> list[str]:
             given = teacher if name == "distillation" else None
             train(tiny_recipe(objective=objective), data, folder / name, classifier=given, device="cpu")
             assert not distributed.is_initialized()
+        votes = {"teacher": tiny_recipe(epochs=1, learning_rate_drops=()), "teacher_votes": 20}
+        train(tiny_recipe(objective=CatRs(num_noise=2, steps=1), **votes), data, folder / "catrs", device="cpu")
         if several:
             distributed.init_process_group("gloo")
         train(tiny_recipe(model="mine", epochs=1), data, folder / "mine", model=HalfUsed(), device="cpu")
@@ -134,12 +136,13 @@ def test_two_processes_give_the_losses_and_weights_of_one(tmp_path: Path) -> Non
     """With gloo on the CPU: the same losses and weights up to rounding, run after run in the same processes.
 
     Attacks switch parameter gradients off and on inside the wrapped step; the user's network has unused parameters.
+    Each process gets the votes of the teacher for its own images.
     """
     notes, others = run_together(train_several_runs, tmp_path / "two")
     assert notes == train_several_runs(tmp_path / "one")
     assert [note.partition(";")[0] for note in notes] == ["sigma 30 hides images in [0, 1] completely"]
     assert others == [], "the first process alone reports"
-    for run in ("gaussian", "smoothadv", "smoothmix", "distillation", "mine"):
+    for run in ("gaussian", "smoothadv", "smoothmix", "distillation", "catrs", "mine"):
         for two, one in zip(metrics(tmp_path / "two" / run), metrics(tmp_path / "one" / run), strict=True):
             assert two["loss"] == pytest.approx(one["loss"], rel=1e-4), run
             assert two["noisy_accuracy"] == pytest.approx(one["noisy_accuracy"], abs=0.01), run
