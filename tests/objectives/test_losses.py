@@ -242,6 +242,13 @@ def test_autocast_and_gradient_scaling(name: str) -> None:
     assert half.item() == pytest.approx(full.item(), rel=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_noise_has_the_type_of_the_inputs(dtype: torch.dtype) -> None:
+    model = nn.Linear(4, 3).to(dtype)  # which refuses inputs of another type
+    loss = sc.losses.Gaussian(sigma=0.5)(model, torch.rand(8, 4, dtype=dtype), torch.arange(8) % 3)
+    assert loss.dtype == dtype
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_draw_of_catrs_stays_below_one_in_half_precision(dtype: torch.dtype) -> None:
     """A model that is always wrong keeps one noise of each image, never all: there is no term of confident images."""

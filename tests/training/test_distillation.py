@@ -200,6 +200,14 @@ def test_wrong_teachers_are_refused(tmp_path: Path, tiny_data: ImageData) -> Non
         sc.losses.distillation(torch.zeros(2, 3, 10), torch.zeros(1, 3, 10))
 
 
+def test_the_gradient_of_distillation_is_that_of_the_student_alone() -> None:
+    """(F - G) / (noises x images) with respect to the student's logits, whether or not the teacher's need one."""
+    student, teacher = (torch.randn(2, 3, 5, requires_grad=True) for _ in range(2))
+    sc.losses.distillation(student, teacher).backward()
+    assert teacher.grad is None
+    torch.testing.assert_close(student.grad, (student.softmax(-1) - teacher.softmax(-1)).detach() / 6)
+
+
 def test_the_command_line_takes_one_teacher_or_several(
     tmp_path: Path, tiny_data: ImageData, trained_run: Path, run_cli: Cli
 ) -> None:
