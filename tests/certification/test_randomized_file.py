@@ -11,9 +11,12 @@ from pydantic import ValidationError
 
 from smoothcert import CertifySettings, RequestError, certify_dataset, load, read_certificates, report
 from smoothcert.certification.recertify import recertify
+from smoothcert.certification.shards import merge_certificates
 from smoothcert.data import ImageData
 from smoothcert.errors import WorkError
+from smoothcert.noise import Gaussian
 from smoothcert.report import write_report
+from smoothcert.smoothing.bounds import randomized_error_bound
 from smoothcert.smoothing.votes import coin_of
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -59,6 +62,20 @@ def test_recertify_keeps_draws_and_drops_coins(folder: Path, tmp_path: Path) -> 
     assert certificates(tmp_path / "again.tsv") == certificates(drawn)
     recertify(drawn, tmp_path / "plain.tsv", bound="one-sided")
     assert certificates(tmp_path / "plain.tsv") == certificates(plain)
+
+
+def test_coins_of_merged_shards_need_no_seed(folder: Path, test_data: ImageData, tmp_path: Path) -> None:
+    for part, seed in enumerate((7, 8)):
+        settings = {**SETTINGS, "bound": "randomized", "seed": seed}
+        certify_dataset(load(folder), test_data, tmp_path / f"{part}.tsv", indices=IMAGES[part::2], **settings)
+    merge_certificates([tmp_path / "0.tsv", tmp_path / "1.tsv"], tmp_path / "merged.tsv")
+    assert recertify(tmp_path / "merged.tsv", tmp_path / "again.tsv", alpha=0.05) == len(IMAGES)
+    file = read_certificates(tmp_path / "again.tsv")
+    assert [row.certificate.coin for row in file] == [coin_of((7 + i % 2, i)) for i in IMAGES]
+    for c in (row.certificate for row in file if not row.certificate.abstained):
+        assert c.coin is not None
+        bound = randomized_error_bound(c.count, c.n, 0.05, c.coin)
+        assert c.radius == Gaussian(file.settings["sigma"]).radius(bound)
 
 
 def test_rows_need_their_coin(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+import itertools
 import re
 import shutil
 import threading
@@ -175,6 +176,7 @@ def test_wrong_settings_are_refused(changes: dict[str, object], message: str) ->
         ({"seed": -1}, "seed: expected"),
         ({"indices": [0, 1]}, "indices: expected 3 different integers"),
         ({"indices": [0, 1, 1]}, "indices: expected 3 different integers"),
+        ({"indices": [-1, 0, 1]}, "indices: expected 3 different integers >= 0"),
         ({"bound": "both"}, "bound: expected"),
         ({"radii": (0.5, 0.25)}, "radii: expected rising radii"),
         ({"radii": (0.5,), "until_radius": 0.5}, "until_radius or radii, not both"),
@@ -680,6 +682,18 @@ def test_a_module_stays_in_eval_mode_until_the_last_call_that_evaluates_it_ends(
     first.__exit__(None, None, None)
     assert not any(part.training for part in network.modules())
     second.__exit__(None, None, None)
+    assert all(part.training for part in network.modules())
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_calls_that_overlap_restore_the_first_mode_in_whatever_order_they_end(order: tuple[int, ...]) -> None:
+    network = cnn().train()
+    calls = [evaluating(network) for _ in range(3)]
+    for call in calls:
+        call.__enter__()
+    for place in order:
+        assert not any(part.training for part in network.modules())
+        calls[place].__exit__(None, None, None)
     assert all(part.training for part in network.modules())
 
 
