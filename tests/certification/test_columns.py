@@ -81,10 +81,11 @@ def test_some_images_of_a_file(path: Path, parsed: bool) -> None:
     assert_same(few.columns, columns_of(tuple(few.rows)))
 
 
-def test_what_is_accepted_at_once_is_accepted_row_by_row(path: Path) -> None:
+@pytest.mark.parametrize("settings", [SETTINGS, {}])
+def test_what_is_accepted_at_once_is_accepted_row_by_row(path: Path, settings: dict[str, object]) -> None:
     """Random damage: a character replaced, removed or repeated, or two pieces exchanged."""
     body = path.read_text().partition("\n")[2]
-    limits, generator, accepted = RowLimits(SETTINGS), random.Random(0), 0
+    limits, generator, accepted = RowLimits(settings), random.Random(0), 0
     for _ in range(2_000):
         i, j = sorted(generator.sample(range(len(body)), 2))
         damaged = generator.choice(
@@ -110,6 +111,7 @@ def test_what_is_accepted_at_once_is_accepted_row_by_row(path: Path) -> None:
     ("settings", "message"),
     [
         ({"n": 99}, "has 100 votes"),
+        ({"n": 101}, "has 100 votes"),
         ({"num_classes": 3}, "class 3 is out of range"),
         ({"alpha": 1e-9}, "exceeds"),
         ({"alpha": 0.01}, "is below"),

@@ -108,6 +108,19 @@ def test_predict_and_folder_give_the_same_tensor(tmp_path: Path, kind: str) -> N
     assert notes == (on_black if kind not in KINDS else [])
 
 
+@pytest.mark.parametrize(
+    ("size", "scaled", "box"), [((30, 55), (20, 36), (0, 8, 20, 28)), ((55, 30), (36, 20), (8, 0, 28, 20))]
+)
+def test_the_longer_side_is_rounded_down_as_in_torchvision(
+    tmp_path: Path, size: tuple[int, int], scaled: tuple[int, int], box: tuple[int, int, int, int]
+) -> None:
+    """55 x 20 / 30 = 36.7 pixels."""
+    image = photograph(0, *size)
+    image.save(tmp_path / "a.png")
+    expected = np.asarray(image.resize(scaled, Image.Resampling.BILINEAR).crop(box))
+    np.testing.assert_array_equal(Decoder(3, 20, 20, 20).centre(tmp_path / "a.png").transpose(1, 2, 0), expected)
+
+
 def test_bytes_of_pgm_files_are_pixels_also_as_text(tmp_path: Path) -> None:
     for name, content in (
         ("text", b"P2\n3 2\n255\n0 1 2\n128 254 255\n"),
