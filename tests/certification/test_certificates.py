@@ -183,6 +183,7 @@ def possible(path: Path, settings: dict[str, object], *rows: str) -> None:
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t201\t7:150,1:50", "count 201 exceeds n = 200"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t200\t7:150,1:50", "count is 200, but class 7 has 150"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t100\t7:100,7:100", "name a class twice"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t200\t100\t7:100,1:100|7:100,7:100", "name a class twice"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t900\t900\t7:900", "has 900 votes, the settings say n = 200"),
         ("0\t7\t7\t0.1\t1\t0:00:01\t100\t100\t100\t7:100", "has 100 votes, the settings say n = 200"),
         ("0\t7\t-1\t0.1\t0\t0:00:01\t100\t200\t200\t7:200", "abstains but has the radius"),

@@ -218,7 +218,19 @@ def test_data_that_do_not_know_their_length_are_certified(dataset: TensorDataset
             raise TypeError("Pipe instance doesn't have valid length")
 
     batches = sc.SmoothedClassifier(bright, sigma=0.25).certify_loader(DataLoader(Pipe(), 2), n=50, n0=20, seed=3)
-    assert [len(batch) for batch in batches] == [2, 2]
+    assert [batch.indices for batch in batches] == [(0, 1), (2, 3)]
+
+
+def test_a_file_is_continued_with_other_batches(tmp_path: Path) -> None:
+    levels, out = torch.linspace(0.1, 0.9, 130).view(130, 1, 1, 1), tmp_path / "a.tsv"
+    data = TensorDataset(levels, (levels.flatten() > 0.5).long())
+    settings: dict[str, Any] = {"n": 10, "n0": 10, "seed": 3, "out": out}
+    stream = sc.SmoothedClassifier(bright, sigma=0.25).certify_loader(DataLoader(data, 120), **settings)
+    assert len(next(stream)) == 120
+    stream.close()
+    smoothed = sc.SmoothedClassifier(bright, sigma=0.25)
+    assert [len(batch) for batch in smoothed.certify_loader(DataLoader(data, 50), **settings)] == [50, 50, 30]
+    assert [row.index for row in sc.read_certificates(out)] == list(range(130))
 
 
 def test_rows_of_other_versions_are_recorded(

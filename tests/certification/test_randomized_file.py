@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ def test_recertify_keeps_draws_and_drops_coins(folder: Path, tmp_path: Path) -> 
     assert certificates(tmp_path / "again.tsv") == certificates(drawn)
     recertify(drawn, tmp_path / "plain.tsv", bound="one-sided")
     assert certificates(tmp_path / "plain.tsv") == certificates(plain)
+
+
+def test_an_image_without_votes_has_no_coin(folder: Path, test_data: ImageData, tmp_path: Path) -> None:
+    """A label-aware rule draws none for an image whose first votes do not choose its label."""
+    wrong = replace(test_data, labels=(test_data.labels + 1) % 10)
+    settings = {**SETTINGS, "bound": "randomized", "label_aware": True}
+    file = certify_dataset(load(folder), wrong, tmp_path / "a.tsv", indices=IMAGES, **settings)
+    drawn = [(row.certificate.n, row.certificate.coin is None) for row in file]
+    assert (0, True) in drawn
+    assert set(drawn) <= {(0, True), (80, False)}
 
 
 def test_coins_of_merged_shards_need_no_seed(folder: Path, test_data: ImageData, tmp_path: Path) -> None:

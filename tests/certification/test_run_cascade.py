@@ -72,6 +72,18 @@ def test_file_records_the_stages_and_refuses_others(folders: list[Path], test_da
         recertify(path, tmp_path / "again.tsv", alpha=0.01)
 
 
+def test_too_few_votes_for_the_alpha_of_a_stage_are_a_warning(
+    folders: list[Path], test_data: ImageData, tmp_path: Path
+) -> None:
+    """11 votes are enough at alpha 0.001, and 12 at its part for a stage: 2^-11 < 0.001 and 2^-12 < 0.0003 < 2^-11."""
+    notes: list[str] = []
+    few = {**SETTINGS, "n": 11, "max_images": 1, "on_warning": notes.append}
+    (row,) = certify_dataset(of(folders), test_data, tmp_path / "c.tsv", **few)
+    assert row.certificate.abstained
+    (note,) = (note for note in notes if "n = 11 votes cannot certify any image" in note)
+    assert note.endswith("n = 12 can")
+
+
 def test_shards_are_merged(folders: list[Path], test_data: ImageData, tmp_path: Path, run_cli: Cli) -> None:
     parts = [tmp_path / f"shard{i}of2.tsv" for i in (1, 2)]
     for i, part in enumerate(parts, start=1):
