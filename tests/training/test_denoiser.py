@@ -16,6 +16,7 @@ from tiny import Killed, digest, killed_after_the_first_epoch, metrics, tiny_rec
 from torch import Tensor, nn
 
 import smoothcert as sc
+from smoothcert.certification.subject import Subject
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError
 from smoothcert.models import CifarResNet, Denoised, Normalize, UNet
@@ -166,6 +167,18 @@ def test_certificates_are_those_of_the_composed_classifier(
     assert front.settings["weights_sha256"] == bare.settings["weights_sha256"]
     with pytest.raises(RequestError, match="was made with other settings"):
         sc.certify_dataset(run, data, tmp_path / "bare.tsv", denoiser=denoiser, **options)
+
+
+def test_the_noise_is_that_of_the_denoiser_not_of_the_classifier(denoiser_run: Path) -> None:
+    classifier = sc.SmoothedClassifier(nn.Flatten(), sigma=1.0, noise="laplace")
+    subject = Subject.of(classifier).behind(load_denoiser(denoiser_run))
+    assert (subject.defaults["sigma"], subject.defaults["noise"]) == (0.5, "gaussian")
+
+
+def test_a_run_behind_a_denoiser_need_not_know_the_noise(trained_run: Path, denoiser_run: Path) -> None:
+    alone = Subject.of(sc.load(trained_run))
+    assert len(alone.noise_warnings(1.0, "gaussian")) == 1
+    assert alone.behind(load_denoiser(denoiser_run)).noise_warnings(1.0, "gaussian") == []
 
 
 def test_both_parts_are_evaluated_at_the_precision_of_the_votes(trained_run: Path, denoiser_run: Path) -> None:

@@ -62,6 +62,7 @@ def test_one_image_gets_a_certificate_that_its_votes_show(
     q = error_upper_bound(count, 2000, 0.001)
     noise = service.models[0].counter.noise
     assert answer["radius"] == pytest.approx(noise.radius(q))
+    assert answer["lower_bound"] == pytest.approx(1 - q)
     assert found["model"]["digest"] == service.models[0].digest
     assert found["rule"] == {"name": "fixed", "radius": None, "votes": 2000, "alpha": 0.001, "looks": 4}
     assert "operating system" in found["seeds"]
