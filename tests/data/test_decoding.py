@@ -121,6 +121,17 @@ def test_the_longer_side_is_rounded_down_as_in_torchvision(
     np.testing.assert_array_equal(Decoder(3, 20, 20, 20).centre(tmp_path / "a.png").transpose(1, 2, 0), expected)
 
 
+def test_an_orientation_after_the_pixels_is_applied(tmp_path: Path) -> None:
+    """A PNG file may have its EXIF data before or after them."""
+    rgb().save(tmp_path / "before.png", exif=turned(6))
+    content = (tmp_path / "before.png").read_bytes()
+    start = content.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(content[start : start + 4], "big")
+    (tmp_path / "after.png").write_bytes(content[:start] + content[end:-12] + content[start:end] + content[-12:])
+    before, after = (Decoder(3, SIDE, SIDE, SIDE).centre(tmp_path / f"{name}.png") for name in ("before", "after"))
+    np.testing.assert_array_equal(before, after)
+
+
 def test_bytes_of_pgm_files_are_pixels_also_as_text(tmp_path: Path) -> None:
     for name, content in (
         ("text", b"P2\n3 2\n255\n0 1 2\n128 254 255\n"),

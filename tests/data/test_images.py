@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from smoothcert.data import ImageData, images_from_dataset
+from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
 
 
@@ -18,6 +19,16 @@ def make(images: Tensor | None = None, labels: Tensor | None = None, num_classes
     if labels is None:
         labels = torch.tensor([0, 1, 2, 3, 2, 1])
     return ImageData(images, labels, num_classes, "made", "train")
+
+
+@pytest.mark.parametrize(("total", "most"), [(10, 4), (150, 100), (199, 100), (3, 100)])
+def test_some_indices_are_spread_over_all_data(total: int, most: int) -> None:
+    """From 0 on, with gaps that differ by one at most, also after the last one."""
+    indices = spread(total, most)
+    assert len(indices) == min(total, most)
+    gaps = torch.diff(indices, prepend=torch.tensor([0]), append=torch.tensor([total]))[1:]
+    assert indices[0] == 0
+    assert int(gaps.max()) - int(gaps.min()) <= 1
 
 
 def test_length_and_shape() -> None:
