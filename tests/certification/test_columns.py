@@ -127,6 +127,14 @@ def test_rows_that_the_settings_forbid_are_refused(path: Path, settings: dict[st
         read_certificates(path)
 
 
+def test_a_row_of_fewer_votes_is_refused_although_it_abstains(path: Path) -> None:
+    abstained = rows()[3:4]
+    assert abstained[0].certificate.abstained
+    write_certificates(path, abstained, {**SETTINGS, "n": 101}, {})
+    with pytest.raises(WorkError, match="has 100 votes, the settings say n = 101"):
+        read_certificates(path)
+
+
 @pytest.mark.parametrize("count", [1, 51, 80, 99, 100])
 @pytest.mark.parametrize("alpha", [0.001, 0.3])
 @pytest.mark.parametrize("sound", [False, True])
