@@ -180,3 +180,12 @@ def test_recipe_with_a_teacher_is_written_and_read_again() -> None:
 def test_teachers_that_cannot_be_used_are_refused(override: str) -> None:
     with pytest.raises(RequestError, match="teacher: expected"):
         with_overrides(recipe(), [override])
+
+
+def test_runs_with_the_same_name_of_other_data_do_not_share_a_teacher(tmp_path: Path) -> None:
+    """A folder of images may have changed: the digest of the data counts, not their name."""
+    teacher = tiny_recipe()
+    first, second = (teacher_votes.teacher_folder(teacher, 64 * letter, tmp_path / "run") for letter in "ab")
+    assert first != second
+    moved = teacher.model_copy(update={"dataset": "npz:elsewhere.npz"})
+    assert teacher_votes.teacher_folder(moved, 64 * "a", tmp_path / "run") == first

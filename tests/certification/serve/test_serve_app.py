@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 from starlette.testclient import TestClient
-from tiny import TinyNet
+from tiny import TinyNet, other_run
 from torch import nn
 
 from smoothcert.certification.serve import app as app_module
 from smoothcert.certification.serve.app import authorized, make_app
 from smoothcert.certification.serve.log import read_log
+from smoothcert.certification.serve.rule import Question
 from smoothcert.certification.serve.service import BUCKETS, Metrics, ServedModel, Service
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.certification.subject import Subject
@@ -66,6 +67,19 @@ def test_one_image_gets_a_certificate_that_its_votes_show(
     assert found["model"]["digest"] == service.models[0].digest
     assert found["rule"] == {"name": "fixed", "radius": None, "votes": 2000, "alpha": 0.001, "looks": 4}
     assert "operating system" in found["seeds"]
+
+
+def test_the_log_names_the_model_of_each_answer(
+    served: ServedModel, trained_run: Path, tmp_path: Path, digit: torch.Tensor
+) -> None:
+    other = served_run(other_run(load_run(trained_run), tmp_path / "other", 1))
+    service = Service([served, other], log=tmp_path / "log")
+    question = Question(500, 0.001, None, "fixed")
+    for model in (other, served, other):
+        service.submit(model, [digit.unsqueeze(0) / 255], model.plan(question), None, lambda job: None)
+    service.close()
+    rows, _ = read_log(tmp_path / "log" / "certificates-00001.tsv")
+    assert [row.model for row in rows] == [other.key, served.key, other.key]
 
 
 def test_same_image_in_every_encoding(client: TestClient, digit: torch.Tensor) -> None:
