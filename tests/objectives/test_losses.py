@@ -242,6 +242,19 @@ def test_autocast_and_gradient_scaling(name: str) -> None:
     assert half.item() == pytest.approx(full.item(), rel=0.02)
 
 
+def test_a_noise_attack_waits_for_its_first_epoch() -> None:
+    torch.manual_seed(0)
+    model, inputs, labels, noise = nn.Linear(4, 3), torch.rand(8, 4), torch.arange(8) % 3, 0.1 * torch.randn(1, 8, 4)
+    plain = sc.losses.Gaussian(sigma=0.5)(model, inputs, labels, noise=noise)
+    late = sc.losses.Gaussian(sigma=0.5, noise_attack={"first_epoch": 3})
+    losses = []
+    for epoch in (2, 3, None):
+        late.epoch = epoch
+        losses.append(float(late(model, inputs, labels, noise=noise)))
+    assert losses[0] == float(plain)
+    assert losses[1] == losses[2] > losses[0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_noise_has_the_type_of_the_inputs(dtype: torch.dtype) -> None:
     model = nn.Linear(4, 3).to(dtype)  # which refuses inputs of another type
