@@ -101,7 +101,9 @@ def test_a_run_without_class_names_joins_others_that_agree(folders: list[Path]) 
     names = tuple("abcdefghij")
     unknown, *known = (load_run(folder) for folder in folders)
     named = [replace(run, spec=replace(run.spec, class_names=names)) for run in known]
-    assert len(RunEnsemble([unknown, *named]).runs) == len(RunEnsemble([*named, unknown]).runs) == 3
+    for runs in ([unknown, *named], [*named, unknown]):
+        assert len(RunEnsemble(runs).runs) == 3
+        assert RunEnsemble(runs).spec.class_names == names
     other = replace(named[1], spec=replace(named[1].spec, class_names=names[::-1]))
     with pytest.raises(RequestError, match="ensemble: expected the same class names for all members"):
         RunEnsemble([unknown, named[0], other])
