@@ -74,12 +74,14 @@ def test_the_log_names_the_model_of_each_answer(
 ) -> None:
     other = served_run(other_run(load_run(trained_run), tmp_path / "other", 1))
     service = Service([served, other], log=tmp_path / "log")
-    question = Question(500, 0.001, None, "fixed")
-    for model in (other, served, other):
-        service.submit(model, [digit.unsqueeze(0) / 255], model.plan(question), None, lambda job: None)
+    asked = [(other, 500), (served, 600), (other, 700)]
+    for model, votes in asked:
+        plan = model.plan(Question(votes, 0.001, None, "fixed"))
+        service.submit(model, [digit.unsqueeze(0) / 255], plan, None, lambda job: None)
     service.close()
     rows, _ = read_log(tmp_path / "log" / "certificates-00001.tsv")
-    assert [row.model for row in rows] == [other.key, served.key, other.key]
+    answered = {(row.model, row.question.votes) for row in rows}  # in whatever order
+    assert answered == {(model.key, votes) for model, votes in asked}
 
 
 def test_same_image_in_every_encoding(client: TestClient, digit: torch.Tensor) -> None:
