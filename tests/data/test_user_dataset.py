@@ -152,9 +152,7 @@ def test_refusals(reference: str, message: str) -> None:
     assert message in str(caught.value).replace("WindowsPath", "PosixPath")
 
 
-def test_code_that_only_a_file_names_is_not_run(
-    workplace: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_only_a_file_names_is_not_run(workplace: Path, run_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is run if the user names it, in another process too; certificates name it."""
     marker, cpu, named = workplace / "imported", ("--device", "cpu"), ("--dataset", "mine.py:Grey")
     train = ("train", *named, "--method", "gaussian", "--sigma", 0.5, "--epochs", 1, "--out", "run", *cpu)
