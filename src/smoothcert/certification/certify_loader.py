@@ -68,7 +68,7 @@ class Batches:
                 f"data: expected a DataLoader, a Dataset or batches (inputs, labels), got {type(data).__name__}; "
                 "use certify for a tensor, and load_dataset for the name of a data set"
             )
-        if isinstance(data, tuple) and [getattr(part, "ndim", 0) for part in data][1:] == [1]:  # labels, not inputs
+        if isinstance(data, tuple) and len(data) == 2 and getattr(data[1], "ndim", 0) == 1:  # labels, not inputs
             raise RequestError("data: expected batches (inputs, labels), got one such pair; give [(inputs, labels)]")
         return cls(data, type(data).__name__)
 

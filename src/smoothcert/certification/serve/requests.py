@@ -96,9 +96,8 @@ def split_body(media_type: str, query: Mapping[str, str], body: bytes, limits: L
         raise RequestError("the body is not JSON; send an object with the key 'images'") from None
     images = content.pop("images", None) if isinstance(content, dict) else None
     if not isinstance(images, list) or not images or not all(isinstance(image, str) for image in images):
-        got = "none" if images in (None, []) else type(images).__name__
-        if isinstance(images, list) and images:
-            got = "a list with other values"
+        kind = "a list with other values" if isinstance(images, list) else type(images).__name__
+        got = "none" if images in (None, []) else kind
         raise RequestError(f"images: expected a list of PNG or JPEG files in base64, got {got}")
     if len(images) > limits.images:
         raise RefusedError(413, f"images: expected at most {limits.images}, got {len(images)}; send fewer at once")
