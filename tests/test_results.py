@@ -78,6 +78,7 @@ def runs_of(globs: list[str]) -> list[Path]:
         ("mnist-published-recipe", ["mnist-published-recipe"], "smoothmix/table2", ("md", "csv"), False),
         ("cifar10", ["cifar10"], "smoothmix/table1", ("md", "csv"), False),
         ("cifar10-n10000", ["cifar10-n10000"], "smoothmix/table1", ("md", "csv"), False),
+        ("cifar10-architectures", ["cifar10-architectures"], "consistency/table4", ("md", "csv"), False),
         *(
             (f"mnist-ablations/report-{table.replace('/', '-')}", runs, table, ("md", "csv"), True)
             for table, runs in ABLATIONS.items()
@@ -126,6 +127,7 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
         ("mnist-published-recipe", 4),
         ("cifar10", 21),
         ("cifar10-n10000", 30),
+        ("cifar10-architectures", 3),
         ("mnist-ablations", 30),
         ("beyond", 18),
     ],
@@ -240,6 +242,21 @@ def test_tables_of_corrected_recipes_equal_the_results() -> None:
             assert cells[7] == estimate_for_more_images(f"cifar10/{name}", f"cifar10-n10000/{name}")
         else:
             assert not cells[7]
+
+
+def test_table_of_other_networks_equals_the_results() -> None:
+    rows = table_from(RESULTS / "cifar10-architectures/README.md", "| network")[2:]
+    assert len(rows) == len(list(RESULTS.glob("cifar10-architectures/*/recipe.yaml")))
+    printed = {run.label: f"{run.acr:.3f}" for run in paper_runs("consistency/table4")}
+    for line in rows:
+        network, method, acr, same_images, difference, all_images = (cell.strip() for cell in line.split("|")[1:-1])
+        name = f"{network.lower().replace('-', '')}-{method.lower().partition(',')[0]}-0.5"
+        radii, published = counted_radii(f"cifar10-architectures/{name}", 20), published_radii(f"cifar10-{name}")
+        assert acr == f"{fmean(max(radius, 0.0) for radius in radii.values()):.3f}"
+        assert same_images == f"{fmean(published.values()):.3f}"
+        assert difference == paired_difference(radii, published)
+        label = f"{network}, {method}".replace("Consistency, lambda 20", "Gaussian + Consistency (lambda=20)")
+        assert all_images == printed[label]
 
 
 def test_table_of_ablations_equals_the_results(tmp_path: Path) -> None:
