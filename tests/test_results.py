@@ -259,6 +259,41 @@ def test_table_of_other_networks_equals_the_results() -> None:
         assert all_images == printed[label]
 
 
+SETTINGS = {
+    "nesterov=true": "nesterov",
+    "num_noise=8 batch_size=512": "m8",
+    "optimizer=adamw learning_rate=0.0005": "adamw-0.0005",
+    "optimizer=adamw learning_rate=0.001": "adamw-0.001",
+    "optimizer=adamw learning_rate=0.002": "adamw-0.002",
+    "learning_rate=0.1": "lr-0.1",
+    "momentum=0.95 learning_rate=0.03": "momentum-0.95",
+    "eta=3": "eta3",
+    "eta=10": "eta10",
+    "one_step=true": "one-step",
+    "noise_attack.steps=2 noise_attack.step_size=0.5": "attack2",
+    "SmoothAdv + Consistency, the same schedule": "sac",
+}
+
+
+def test_table_of_settings_equals_the_reports() -> None:
+    differences = {}
+    for sigma in ("1.0", "0.5"):
+        with (RESULTS / f"beyond/report-settings-{sigma}/report.csv").open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if row["reference"]:
+                    values = row["acr_minus_reference"], row["acr_minus_reference_standard_error"]
+                    difference = "{:+.3f} ({:.3f})".format(*map(float, values)).replace("-", "−")
+                    differences[row["name"]] = difference
+    rows = table_from(RESULTS / "beyond/README.md", "| `--set`")[2:]
+    shown = {}
+    for line in rows:
+        title, *cells = (cell.strip() for cell in line.split("|")[1:-1])
+        for sigma, cell in zip(("1.0", "0.5"), cells, strict=True):
+            if cell and cell != "(in `mnist/best`)":
+                shown[f"{SETTINGS[title]}-{sigma}"] = cell
+    assert shown == differences
+
+
 def test_table_of_ablations_equals_the_results(tmp_path: Path) -> None:
     expected = []
     for table, runs in ABLATIONS.items():
