@@ -239,10 +239,17 @@ def enough_memory(otherwise: RequestError | WorkError) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        signs = ("allocate memory", "Storage size calculation overflowed", "not enough memory")
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in signs):
+        if out_of_memory(error):
             raise otherwise from error
         raise
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory ran out, on a GPU or on the host."""
+    signs = ("allocate memory", "Storage size calculation overflowed", "not enough memory")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    )
 
 
 def find_device(name: str | torch.device) -> torch.device:

@@ -123,3 +123,30 @@ def test_modes_are_restored_after_an_exception() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         counter(module).count(images(1), [(0, 0)], "select", 10)
     assert module.inner.training
+
+
+@pytest.mark.parametrize("error", [AssertionError("at most 64"), KeyError("x"), SystemExit(1)])
+def test_classifier_that_fails_on_a_full_batch_is_reported_in_one_line(error: BaseException) -> None:
+    def limited(batch: Tensor) -> Tensor:
+        if len(batch) > 64:
+            raise error
+        return batch.flatten(1)
+
+    pattern = rf"failed on a batch of 100 noisy images \({type(error).__name__}: .*a smaller --batch-size"
+    with pytest.raises(WorkError, match=pattern) as caught:
+        counter(limited, num_classes=2, batch_size=100).count(images(1), [(0, 0)], "select", 10)
+    assert caught.value.__cause__ is error
+    with pytest.raises(WorkError, match=pattern):
+        counter(limited, num_classes=2, batch_size=100).classes(images(200))
+    assert counter(limited, num_classes=2, batch_size=64).count(images(1), [(0, 0)], "select", 10).sum() == 10
+
+
+def test_memory_that_runs_out_while_voting_stays_as_it_is() -> None:
+    message = "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"
+
+    def greedy(batch: Tensor) -> Tensor:
+        raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match="allocate memory") as caught:
+        counter(greedy).count(images(1), [(0, 0)], "select", 10)
+    assert not isinstance(caught.value, WorkError)

@@ -6,9 +6,9 @@ other images of a batch, on their order, on shards or on a resume.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from smoothcert.classifier import Classifier as Classifier
 from smoothcert.classifier import check_logits, evaluating, image_layout, logits_of
-from smoothcert.distributed import enough_memory
+from smoothcert.distributed import enough_memory, out_of_memory
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import named_error
 from smoothcert.noise import Noise
 from smoothcert.smoothing.integer_noise import IntegerGaussian, pixels
 
@@ -63,6 +64,22 @@ def fitting_into_memory(batch_size: int) -> AbstractContextManager[None]:
     """Report an allocation that fails as one line."""
     text = f"batch-size: {batch_size:,} noisy images in a forward pass do not fit into memory; "
     return enough_memory(RequestError(f"{text}give a smaller --batch-size"))
+
+
+@contextmanager
+def failures_of_a_batch(batch_size: int) -> Iterator[None]:
+    """Report what the code of a classifier raises in a forward pass as one line, except that memory runs out."""
+    try:
+        yield
+    except (RequestError, WorkError):
+        raise
+    except (Exception, SystemExit) as error:  # a user's code may fail in any way
+        if out_of_memory(error):
+            raise
+        raise WorkError(
+            f"the classifier failed on a batch of {batch_size:,} noisy images ({named_error(error)}); correct it: if "
+            "it takes fewer at once, let it divide the batch, or give a smaller --batch-size (serve: --max-batch)"
+        ) from error
 
 
 def block_keys(seed: tuple[int, int], stage: Stage, blocks: int) -> list[int]:
@@ -140,7 +157,8 @@ class VoteCounter:
         # On the CPU one thread per core draws (numpy releases the interpreter lock); on a GPU a call launches a kernel.
         pool = ThreadPoolExecutor(torch.get_num_threads()) if images.device.type == "cpu" else None
         each: Callable[..., Iterable[None]] = map if pool is None else pool.map
-        with evaluating(self.classifier), _own_precision(images.device), pool or nullcontext():
+        voting = failures_of_a_batch(self.batch_size)
+        with voting, evaluating(self.classifier), _own_precision(images.device), pool or nullcontext():
             for batch in range(len(owner)):
                 list(each(fill, noisy, keys[batch * slots : (batch + 1) * slots]))
                 top = self._top_classes(noisy, base[owner[batch]].unsqueeze(1), table, layout)
@@ -158,7 +176,8 @@ class VoteCounter:
     def classes(self, images: Tensor) -> Tensor:
         """The class of each of `images` (float32 [k, ...]) without noise, int64 [k]."""
         layout = image_layout(self.classifier)
-        with evaluating(self.classifier), _own_precision(images.device):
+        voting = failures_of_a_batch(min(len(images), self.batch_size))
+        with voting, evaluating(self.classifier), _own_precision(images.device):
             return torch.cat([self._logits(part, layout).argmax(1) for part in torch.split(images, self.batch_size)])
 
     @cached_property

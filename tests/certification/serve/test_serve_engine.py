@@ -146,17 +146,21 @@ def test_images_in_a_pass_count_in_the_queue() -> None:
 
 def test_image_on_which_the_classifier_fails_costs_no_other_an_answer() -> None:
     def fragile(images: torch.Tensor) -> torch.Tensor:
+        if images.amax() > 150:
+            raise KeyError("a secret")
         return torch.where(images.flatten(1)[:, :1] > 50, float("nan"), half_space(images))
 
     counter = VoteCounter(fragile, NOISE, 3, batch_size=500)
-    jobs = [job(image, Question(500, 0.001, 0.1)) for image in (IMAGES[3], torch.full((1, 2, 2), 100.0), IMAGES[3])]
+    bad = [torch.full((1, 2, 2), value) for value in (100.0, 200.0)]
+    jobs = [job(image, Question(500, 0.001, 0.1)) for image in (IMAGES[3], *bad, IMAGES[3])]
     for each in jobs:
         each.counter = counter
     scheduler = Scheduler(10)
     scheduler.submit(jobs)
     finish(scheduler)
-    assert [j.ending for j in jobs] == ["decided", "failed", "decided"]
+    assert [j.ending for j in jobs] == ["decided", "failed", "failed", "decided"]
     assert "NaN" in jobs[1].error
+    assert jobs[2].error == "the classifier failed on this image"  # what its code raised is for the log only
 
 
 def test_seeds_are_fresh_and_close_finishes_what_was_accepted() -> None:

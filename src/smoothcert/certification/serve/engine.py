@@ -143,9 +143,9 @@ def run_pass(jobs: Sequence[Job]) -> None:
             return
         log.exception("the classifier failed on an image")
         first.ending = "failed"
-        first.error = (
-            str(error) if isinstance(error, RequestError | WorkError) else "the classifier failed on this image"
-        )
+        # What the code of the classifier raised is the cause of the error, and for the log only.
+        known = isinstance(error, RequestError | WorkError) and error.__cause__ is None
+        first.error = str(error) if known else "the classifier failed on this image"
         return
     for job, counts in zip(jobs, votes, strict=True):
         job.take(counts)
