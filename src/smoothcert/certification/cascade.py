@@ -7,7 +7,8 @@ from itertools import groupby, pairwise
 from torch import Tensor
 
 from smoothcert.certification.ensemble import RunEnsemble, refuse_different_runs
-from smoothcert.certification.prepare import noise_seeds, prepare
+from smoothcert.certification.inputs import noise_seeds
+from smoothcert.certification.prepare import prepare
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.errors import RequestError

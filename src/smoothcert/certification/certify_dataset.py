@@ -28,7 +28,8 @@ from smoothcert.certification.file_parts import (
     update_provenance,
     wait_for_settings,
 )
-from smoothcert.certification.prepare import Prepared, checked_indices
+from smoothcert.certification.inputs import checked_indices
+from smoothcert.certification.prepare import Prepared
 from smoothcert.certification.settings import CertifyRecipe, CertifySettings, images_at_once, make_counter
 from smoothcert.certification.subject import Certifiable, Data, Subject, as_images, data_settings, missing_classes
 from smoothcert.data import DATASETS, Images

@@ -19,7 +19,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_path, certificates_writer
 from smoothcert.certification.file_parts import update_provenance
-from smoothcert.certification.prepare import Prepared, checked_inputs, noise_seeds, prepare
+from smoothcert.certification.inputs import checked_inputs, noise_seeds
+from smoothcert.certification.prepare import Prepared, prepare
 from smoothcert.certification.settings import images_at_once
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import DIGEST_IMAGES, Subject

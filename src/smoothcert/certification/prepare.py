@@ -1,11 +1,8 @@
-"""Check the inputs of a smoothed classifier and prepare its classifier for voting."""
+"""Prepare the classifier of a smoothed classifier for voting."""
 
-import hashlib
-import operator
-import secrets
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +11,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.certification.certificates import CertifiedImage
+from smoothcert.certification.inputs import Seeds, checked_inputs
 from smoothcert.certification.settings import CertifyRecipe, CertifySettings, make_counter, make_rule
 from smoothcert.classifier import Classifier, channels_last
 from smoothcert.errors import RequestError
@@ -28,8 +26,6 @@ from smoothcert.training.recipe import parse_recipe
 
 if TYPE_CHECKING:
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-
-Seeds = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -160,65 +156,3 @@ def _prepared(
     prepared = Prepared(replace(counter, num_classes=smoothed.num_classes), recipe, shape, device)
     prepared.rule.errors_at_radii(smoothed.noise)  # refuses radii that cannot be tested
     return prepared
-
-
-def checked_inputs(x: object, *, strict: bool) -> Tensor:
-    """`x` in float32 without a gradient, or a RequestError that says what to change."""
-    if not isinstance(x, Tensor):
-        advice = "use torch.as_tensor, or certify_loader for a DataLoader"
-        if isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x):
-            advice = "use torch.stack for a list of images"
-        raise RequestError(f"inputs: expected a tensor [n, ...], got {type(x).__name__}; {advice}")
-    x = x.detach()
-    if not x.is_floating_point():
-        raise RequestError(
-            f"inputs: expected floats, images in [0, 1], got {x.dtype}; divide bytes by 255: x.float() / 255"
-        )
-    if x.ndim < 2:
-        raise RequestError(
-            f"inputs: expected a batch [n, ...], got shape {list(x.shape)}; add a batch dimension with x[None]"
-        )
-    if x.numel() == 0:
-        raise RequestError(f"inputs: expected at least one, got shape {list(x.shape)}")
-    if not bool(x.isfinite().all()):
-        raise RequestError("inputs: expected finite values, got NaN or infinity")
-    low, high = float(x.min()), float(x.max())
-    if (low < 0 or high > 1) and (strict or x.ndim == 4):
-        advice = "normalisation belongs inside the classifier, after the noise"
-        if low >= 0 and high > 2:
-            advice = "divide bytes by 255; the classifier may multiply them again, after the noise"
-        message = f"inputs: expected values in [0, 1], got [{low:.3g}, {high:.3g}]; {advice}"
-        if strict:
-            raise RequestError(message)
-        warnings.warn(f"{message}; sigma and radii are in units of these values", stacklevel=4)
-    return x.float()
-
-
-def checked_indices(indices: Iterable[Any]) -> list[int]:
-    """`indices` as a list of integers; anything else is refused."""
-    listed = indices.tolist() if isinstance(indices, Tensor) else indices
-    numbers = list(listed) if isinstance(listed, Iterable) else [None]
-    if not all(hasattr(number, "__index__") and not isinstance(number, bool) for number in numbers):
-        given = f"{indices.dtype} {list(indices.shape)}" if isinstance(indices, Tensor) else f"{indices!r:.60}"
-        raise RequestError(f"indices: expected integers >= 0, such as range(10) or [3, 5], got {given}")
-    return [operator.index(number) for number in numbers]
-
-
-def noise_seeds(inputs: Tensor, seed: int | None, indices: Sequence[int] | Tensor | None) -> Seeds:
-    """What the noise of each input is drawn from: (seed, index), or (seed, hash of its content) without indices."""
-    if seed is not None and (not hasattr(seed, "__index__") or operator.index(seed) < 0):
-        raise RequestError(f"seed: expected an integer >= 0, got {seed!r}")
-    if indices is not None:
-        numbers = checked_indices(indices)
-        if len(set(numbers)) != len(inputs) or len(numbers) != len(inputs) or min(numbers) < 0:
-            raise RequestError(
-                f"indices: expected {len(inputs)} different integers >= 0, one per input, got {numbers[:10]}"
-            )
-    elif seed is None:
-        numbers = list(range(len(inputs)))
-    else:
-        contents = inputs.cpu().contiguous().numpy()
-        hashes = (hashlib.sha256(str(content.shape).encode() + content.tobytes()).digest() for content in contents)
-        numbers = [2**128 + int.from_bytes(digest[:16], "little") for digest in hashes]  # no index is as large
-    seed = secrets.randbits(63) if seed is None else operator.index(seed)
-    return [(seed, number) for number in numbers]

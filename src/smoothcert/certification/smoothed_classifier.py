@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from smoothcert.certification.prepare import noise_seeds, prepare
+from smoothcert.certification.inputs import noise_seeds
+from smoothcert.certification.prepare import prepare
 from smoothcert.classifier import device_of
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
