@@ -217,6 +217,35 @@ def test_dependent_votes_are_refused(name: str) -> None:
             examine(make(), seed)
 
 
+MONOTONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "plus a constant": lambda logits: logits - 1000,
+    "log-probabilities": lambda logits: logits.log_softmax(1),
+    "probabilities": lambda logits: logits.softmax(1),
+    "small logits plus a constant": lambda logits: 1e-3 * logits + 5,
+}
+"""Other logits with the same votes, in which the differences between classes are small."""
+
+
+@pytest.mark.parametrize("same_votes", MONOTONE)
+@pytest.mark.parametrize("name", ["batch norm", "moving average", "sorted batch", "one noise for all"])
+def test_dependent_votes_are_refused_next_to_a_constant(name: str, same_votes: str) -> None:
+    make, message = DEPENDENT[name]
+    for seed in range(3):
+        torch.manual_seed(seed)
+        classify = make()
+        with pytest.raises(RequestError, match=message):
+            examine(lambda x: MONOTONE[same_votes](classify(x)), seed)  # noqa: B023
+
+
+@pytest.mark.parametrize("same_votes", MONOTONE)
+@pytest.mark.parametrize("name", ["no randomness", "own noise", "experts", "coin"])
+def test_independent_votes_are_accepted_next_to_a_constant(name: str, same_votes: str) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        classify = INDEPENDENT[name]()
+        examine(lambda x: MONOTONE[same_votes](classify(x)), seed)  # noqa: B023
+
+
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_independent_votes_are_accepted(name: str) -> None:
     for seed in range(6):

@@ -22,9 +22,9 @@ from smoothcert.classifier import (
 from smoothcert.errors import RequestError
 
 SAME = 0.05
-"""Largest difference of equal logits, as a share of the largest one: rounding may depend on the batch."""
+"""Largest difference of equal logits, as a share of `_scale`: rounding may depend on the batch."""
 JITTER = 1e-3
-"""Largest difference, as a share of the largest logit, that is attributed to the order of additions on a GPU."""
+"""Largest difference, as a share of `_scale`, that is attributed to the order of additions on a GPU."""
 SEEDS, STEPS = 3, 8
 CALLS = 8
 """Number of calls with the same inputs that show whether logits are random: a network may have a generator
@@ -143,7 +143,7 @@ def depends_on_place(classifier: Classifier, image: Tensor) -> bool:
     logits = _pass(classifier, copies, 0).logits
     if logits.isnan().any() or _same(logits[:1].expand_as(logits), logits):
         return False
-    jitter = JITTER * float(logits.abs().max())
+    jitter = JITTER * _scale(logits)
     others = (_pass(classifier, copies, seed).logits for seed in range(1, EQUAL_CALLS + 1))
     return all(torch.allclose(logits, other, rtol=0, atol=jitter) for other in others)
 
@@ -200,7 +200,7 @@ def _draws_are_shared(classifier: Classifier, pair: Tensor) -> bool:
     for draw in range(SHARED_DRAWS):
         (first, second), (elsewhere, _) = (_pass(classifier, pair, 2 * draw + odd).logits for odd in (0, 1))
         within, between = (float((first - row).abs().max()) for row in (second, elsewhere))
-        jitter = JITTER * float(first.abs().max())
+        jitter = JITTER * _scale(first)
         closer += between - within > jitter
         if not within <= between + jitter or (closer == 0 and draw == UNCHANGED_DRAWS):
             return False
@@ -256,4 +256,21 @@ def _is_random(classifier: Classifier, pair: Tensor, logits: Tensor) -> bool:
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
-    return torch.allclose(first, second, rtol=SAME, atol=SAME * float(first.nan_to_num().abs().max()), equal_nan=True)
+    """Whether two sets of logits [..., classes] have the same differences between classes, up to rounding."""
+    one, two = _below_largest(first), _below_largest(second)
+    return torch.allclose(one, two, rtol=SAME, atol=SAME * _scale(first), equal_nan=True)
+
+
+def _scale(logits: Tensor) -> float:
+    """The size of `logits` [..., classes]: the largest, or the largest distance below that of a row if this is less.
+
+    Only differences between classes decide votes. Next to a constant in all logits, such as that of the
+    log-likelihoods of a generative classifier, each of them would look small.
+    """
+    return min(float(values.nan_to_num().abs().max()) for values in (logits, _below_largest(logits)))
+
+
+def _below_largest(logits: Tensor) -> Tensor:
+    """`logits` [..., classes] less the largest of each row."""
+    largest = logits.amax(-1, keepdim=True)
+    return logits - torch.where(largest.isfinite(), largest, 0.0)
