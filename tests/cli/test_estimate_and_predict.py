@@ -16,12 +16,23 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import beta, norm
+from torch import nn
 
 from smoothcert.certification.attack_file import read_attacks
-from smoothcert.certification.estimate import FEWEST_IMAGES, SHORT, SKIPS, CertificationEstimate, cheaper_settings
+from smoothcert.certification.estimate import (
+    FEWEST_IMAGES,
+    SHORT,
+    SKIPS,
+    CertificationEstimate,
+    cheaper_settings,
+    faster_options,
+)
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.cli.predicting import IMAGES_AT_ONCE
 from smoothcert.data import mnist
+from smoothcert.models.ensemble import Ensemble
+from smoothcert.noise import Gaussian
+from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training.checkpoint import load_run, write_new_run
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -99,6 +110,28 @@ def test_long_certification_is_announced_with_a_cheaper_one(run_cli: Cli, place:
 def test_the_estimate_of_one_image() -> None:
     text = CertificationEstimate(1, 100_100, 0.01).in_words(CertifySettings(), 1)
     assert "(1 image, 100,100 votes each, 100 votes/s)" in text
+
+
+@pytest.mark.parametrize(
+    ("classifier", "settings", "options"),
+    [
+        (nn.Flatten(), {}, ("--precision", "bf16", "--compile")),
+        (nn.Flatten(), {"compiled": True}, ("--precision", "bf16")),
+        (nn.Flatten(), {"dtype": torch.bfloat16}, ("--compile",)),
+        (nn.Flatten(), {"dtype": torch.float16, "compiled": True}, ()),
+        (Ensemble([nn.Flatten()] * 3, consensus=2), {"dtype": torch.bfloat16}, ()),
+        (torch.flatten, {}, ()),
+    ],
+)
+def test_the_estimate_names_options_that_are_faster_on_a_gpu(
+    classifier: Any, settings: dict[str, Any], options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    counter = VoteCounter(classifier, Gaussian(0.5), 10, **settings)
+    assert faster_options(counter, torch.device("cpu")) == ()
+    assert faster_options(counter, torch.device("cuda")) == options
+    text = CertificationEstimate(10_000, 100_100, 1e-5, options).in_words(CertifySettings(), 10_000)
+    assert f"; {' '.join(options)} may be several times faster; --skip" in text or not options
 
 
 @pytest.mark.parametrize("seconds_per_vote", [1e-6, 2e-5, 3e-4, 4e-3, 1.0])

@@ -20,7 +20,7 @@ from smoothcert.certification.certificates import (
     certificates_writer,
     read_certificates,
 )
-from smoothcert.certification.estimate import CertificationEstimate, seconds_per_vote
+from smoothcert.certification.estimate import CertificationEstimate, faster_options, seconds_per_vote
 from smoothcert.certification.file_parts import (
     existing_rows,
     join_parts,
@@ -275,8 +275,9 @@ class Certification:
         image, _ = self.data.batch(torch.tensor(indices[:1], device="cpu"))
         image = image.to(self.prepared.device)
         images = -(-len(indices) // self.team.size)
-        votes = recipe.n0 + recipe.n
-        return CertificationEstimate(images, votes, seconds_per_vote(self.prepared.counter, image, images * votes))
+        votes, counter = recipe.n0 + recipe.n, self.prepared.counter
+        seconds = seconds_per_vote(counter, image, images * votes)
+        return CertificationEstimate(images, votes, seconds, faster_options(counter, self.prepared.device))
 
     def rows(self, indices: Sequence[int]) -> list[CertifiedImage]:
         """Certify a few images; their time is divided evenly."""
