@@ -19,6 +19,7 @@ from smoothcert import load
 from smoothcert.analysis.cost import cost_csv, cost_markdown, training_costs
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.columns import columns_of
+from smoothcert.data.datasets import DATASETS
 from smoothcert.io.text import duration
 from smoothcert.io.written_files import MANIFEST, refuse_foreign_files
 from smoothcert.papers.presets import PRESETS
@@ -259,6 +260,29 @@ def test_table_of_other_networks_equals_the_results() -> None:
         assert all_images == printed[label]
 
 
+def test_comparison_of_published_networks_equals_their_radii() -> None:
+    lines = table_from(RESULTS / "published/README.md", "| network")[2:]
+    assert len(lines) == len(list((RESULTS / "published").glob("cifar10-*.tsv.gz"))) - 4  # of other architectures
+    for line in lines:
+        network, sigma, acr, at_zero, difference, smallest = (cell.strip() for cell in line.split("|")[1:-1])
+        (file,) = re.findall(r"\((.*)\.tsv\.gz\)", network)
+        assert file.endswith(f"-{sigma}")
+        radii, consistency = (
+            {index: radius for index, radius in published_radii(name).items() if index % 20 == 0}
+            for name in (file, f"cifar10-consistency-{sigma}")
+        )
+        labels = {int(row["idx"]): int(row["label"]) for row in published_rows(file)}
+        assert (len(radii), acr) == (500, f"{fmean(radii.values()):.3f}")
+        assert at_zero == f"{100 * fmean(radius > 0 for radius in radii.values()):.1f}"
+        assert difference == (paired_difference(radii, consistency) if consistency != radii else "")
+        means = {
+            name: fmean(radius for index, radius in radii.items() if labels[index] == number)
+            for number, name in enumerate(DATASETS["cifar10"].class_names)
+        }
+        name = min(means, key=lambda key: means[key])
+        assert smallest == f"{name}: {means[name]:.3f}"
+
+
 SETTINGS = {
     "nesterov=true": "nesterov",
     "num_noise=8 batch_size=512": "m8",
@@ -438,9 +462,14 @@ PUBLISHED_NETWORKS = {
 
 def published_radii(name: str) -> dict[int, float]:
     """The published radius of each image by its index, 0 where wrong or abstained."""
-    with gzip.open(RESULTS / f"published/{name}.tsv.gz", "rt", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
+    rows = published_rows(name)
     return {int(row["idx"]): float(row["radius"]) * (row["label"] == row["predict"]) for row in rows}
+
+
+@cache
+def published_rows(name: str) -> list[dict[str, str]]:
+    with gzip.open(RESULTS / f"published/{name}.tsv.gz", "rt", encoding="utf-8") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
 
 
 def paired_difference(ours: dict[int, float], others: dict[int, float]) -> str:
