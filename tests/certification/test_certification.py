@@ -477,6 +477,19 @@ def test_resume_refuses_another_callable(tmp_path: Path) -> None:
     assert len(read_certificates(path).rows) == 3
 
 
+def test_resume_continues_with_a_callable_that_draws_random_numbers(tmp_path: Path) -> None:
+    """The classes that identify it are compared for the same draws."""
+    data = ImageData(torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.zeros(6).long(), 2, "made", "test")
+
+    def guess(images: torch.Tensor) -> torch.Tensor:
+        return torch.randn(len(images), 2)
+
+    for images in range(1, 5):
+        indices = list(range(images))
+        certify_dataset(guess, data, tmp_path / "a.tsv", recipe(), name="mine", indices=indices, device=CPU)
+    assert len(read_certificates(tmp_path / "a.tsv").rows) == 4
+
+
 @pytest.mark.parametrize("change", ["one image more", "another label", "another image"])
 def test_resume_refuses_changed_user_images(change: str, tmp_path: Path) -> None:
     images, labels = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1) * 40, torch.tensor([0, 0, 0, 1, 1, 1])

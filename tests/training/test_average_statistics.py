@@ -16,6 +16,7 @@ from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.resume import load_state
 from smoothcert.training.seeds import derived_seed
+from smoothcert.training.weight_average import AveragedWeights
 
 
 def network() -> nn.Module:
@@ -57,6 +58,14 @@ def test_statistics_are_those_of_the_averaged_network(tiny_data: ImageData, tmp_
     raw = state.model
     assert int(raw["1.num_batches_tracked"]) == 3 * 7, "every step of training is in training mode"
     assert not torch.allclose(raw["1.running_mean"], weights["1.running_mean"], rtol=1e-3)
+
+
+def test_counters_of_the_averaged_network_are_those_of_the_last_one() -> None:
+    model = network()
+    average = AveragedWeights(model, 0.9)
+    model(torch.randn(4, 1, 28, 28))
+    average.update(1)
+    assert int(average.tensors["1.num_batches_tracked"]) == int(average.tensors["5.num_batches_tracked"]) == 1
 
 
 def test_resume_is_exact_and_evaluation_changes_nothing(

@@ -65,6 +65,16 @@ def test_batches_have_the_same_weight(tiny_data: ImageData, monkeypatch: pytest.
     assert model[0].momentum == 0.1  # type: ignore[union-attr,index]
 
 
+def test_synchronized_batch_norm_gets_the_statistics_of_one_process(tiny_data: ImageData) -> None:
+    """And keeps its kind, for a training that goes on."""
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(network())
+    for model in (plain := network(), synchronized):
+        adapt_batch_norm(model, tiny_data, 0.5)
+    kinds = [type(module) for module in synchronized.modules() if "BatchNorm" in type(module).__name__]
+    assert kinds == [nn.SyncBatchNorm] * 2
+    assert tensors_digest(synchronized.state_dict()) == tensors_digest(plain.state_dict())
+
+
 def test_networks_without_statistics_and_single_images_are_refused(tiny_data: ImageData) -> None:
     with pytest.raises(RequestError, match="expected a network with batch norm"):
         adapt_batch_norm(nn.Linear(2, 2), tiny_data, 0.5)

@@ -181,6 +181,14 @@ def test_compressed_metrics_of_a_finished_run_stay_compressed(finished: Path, ti
     assert notes == [f"{finished}: trained already, 2 of 2 epochs"]
 
 
+def test_metrics_beyond_the_last_epoch_of_a_finished_run_are_removed(finished: Path, tiny_data: ImageData) -> None:
+    """A training of more epochs may have been stopped before the state of the third one was saved."""
+    before = (finished / METRICS).read_text()
+    (finished / METRICS).write_text(before + json.dumps(metrics(finished)[1] | {"epoch": 2}) + "\n")
+    train(tiny_recipe(), tiny_data, finished, resume=True, device="cpu")
+    assert (finished / METRICS).read_text() == before
+
+
 def test_unfinished_run_without_state_is_refused(half: Path, tiny_data: ImageData) -> None:
     (half / STATE).unlink()
     refused_and_unchanged(half, tiny_data, r"state\.pt is gone, so the run cannot continue after its 1 of 2 epochs")

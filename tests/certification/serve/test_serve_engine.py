@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from smoothcert.certification.serve.engine import PATIENCE, Engine, Job, QueueFullError, Scheduler, system_seed
+from smoothcert.certification.serve.engine import (
+    PATIENCE,
+    Engine,
+    Job,
+    QueueFullError,
+    Scheduler,
+    choose_pass,
+    system_seed,
+)
 from smoothcert.certification.serve.rule import Question, make_plan
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.certificate import Certificate
@@ -104,6 +112,18 @@ def test_passes_are_full_when_many_wait() -> None:
     assert [len(jobs) for jobs in (first, second, third)] == [5, 5, 1]  # 5 x 100 votes twice, then 500 votes of one
     finish(scheduler)
     assert scheduler.votes / scheduler.passes == 500
+
+
+def test_no_pass_has_images_of_two_stages() -> None:
+    """Votes that choose a class and votes that certify it are drawn from separate noise, also if they are as many."""
+    plan = make_plan(Question(500, 0.001, rule="fixed"), NOISE, 500, 500)
+    counter = replace(COUNTER, batch_size=10_000)
+    scheduler, passes = Scheduler(100), list[set[str]]()
+    for _ in range(5):
+        scheduler.submit([Job(counter, IMAGES[2], plan, float("inf"))])
+        passes.append({waiting.stage for waiting in choose_pass(scheduler.queue)})
+        scheduler.step()
+    assert {frozenset(stages) for stages in passes} == {frozenset({"select"}), frozenset({"estimate"})}
 
 
 def test_lonely_job_is_not_passed_over_for_ever() -> None:
