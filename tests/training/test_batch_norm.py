@@ -66,7 +66,7 @@ def test_batches_have_the_same_weight(tiny_data: ImageData, monkeypatch: pytest.
 
 
 def test_synchronized_batch_norm_gets_the_statistics_of_one_process(tiny_data: ImageData) -> None:
-    """And keeps its kind, for a training that goes on."""
+    """And keeps its kind, for a training that continues."""
     synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(network())
     for model in (plain := network(), synchronized):
         adapt_batch_norm(model, tiny_data, 0.5)
