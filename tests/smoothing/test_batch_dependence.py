@@ -141,6 +141,14 @@ DEPENDENT: dict[str, tuple[Callable[[], Function], str]] = {
         lambda: lambda x: functional.one_hot((torch.rand(1) < 0.5).long(), 10).float().expand(len(x), -1),
         DRAWS,
     ),
+    "one noise for all, and own noise": (
+        lambda: (lambda f: lambda x: f(x + torch.randn_like(x[:1]) + torch.randn_like(x)))(linear()),
+        DRAWS,
+    ),
+    "one shift for all, and own noise": (
+        lambda: (lambda f: lambda x: f(x.roll(int(torch.randint(8, ())), -1) + 0.1 * torch.randn_like(x)))(linear()),
+        DRAWS,
+    ),
     "seeded coin": (lambda: seeded(INDEPENDENT["coin"]()), PLACE),
     "seeded dropout": (lambda: seeded(hidden(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 10))), PLACE),
     "own generator, seeded": (lambda: (lambda f: lambda x: own_generator(f)(x))(linear()), PLACE),
@@ -277,6 +285,24 @@ def test_a_rare_change_of_all_inputs_at_once_is_seen() -> None:
             np.random.seed(seed)
             with pytest.raises(RequestError, match=DRAWS):
                 examine(lambda x: classify(x.flip(-1) if draw() < 0.1 else x), seed)  # noqa: B023
+
+
+def test_draws_that_are_shared_in_part_would_give_wrong_certificates() -> None:
+    """The share of votes for class 0 varies by far more than that of as many independent votes, as few calls give it.
+
+    Logits of +-(shared + own), both N(0, 1): half of the votes are for class 0, and the correlation of two votes of one
+    call is 2 / pi arcsin(1 / 2) = 1 / 3.
+    """
+
+    def classify(images: Tensor) -> Tensor:
+        sums = torch.randn(()) + torch.randn(len(images))
+        return torch.stack([sums, -sums], 1)
+
+    torch.manual_seed(0)
+    shares = torch.stack([(classify(torch.zeros(100, 1, 2, 2)).argmax(1) == 0).float().mean() for _ in range(1000)])
+    assert float(shares.var()) == pytest.approx(0.25 * (1 + 99 / 3) / 100, rel=0.2)
+    with pytest.raises(RequestError, match=DRAWS):
+        examine(classify, 0)
 
 
 def test_the_generator_of_the_user_is_left_alone() -> None:

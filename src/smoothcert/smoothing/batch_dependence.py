@@ -1,5 +1,6 @@
 """Refuse classifiers whose votes are not independent: logits that depend on the other inputs of the batch."""
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ DRAWS = 64
 """Number of random logits of each batch in a test of their distribution."""
 SHARED_DRAWS, UNCHANGED_DRAWS = 500, 40
 """Largest number of random logits in the test for shared draws; and if all of them were the same so far."""
+STAKE, GIVE_UP = 0.5, 0.01
+"""The part of its money that the careful half of a gambler stakes, and the money with which the bets end: of 1."""
 LEVEL = 1e-6
 """Significance level of the tests on random logits."""
 EQUAL_CALLS, PLACES = 10, 8
@@ -190,23 +193,30 @@ def _distributions_differ(classifier: Classifier, one: Tensor, two: Tensor) -> b
 
 
 def _draws_are_shared(classifier: Classifier, pair: Tensor) -> bool:
-    """Whether random logits of two equal inputs are closer to each other in one call than in two, every time.
+    """Whether random logits of equal inputs are closer to each other in one call than in two.
 
-    If all draws are independent, either difference is the larger one with the same probability. So k calls without a
-    counterexample have a probability of 2^-k, and the result is wrong with probability `LEVEL` at most. As a rule the
-    first or second call is a counterexample.
+    Two calls on copies of an input give two groups of logits. If all draws are independent, the distance between the
+    means of these groups is as likely to be larger as to be smaller than that of two other groups, which take one half
+    of each call. So bets on "larger" at fair odds are a fair game: a gambler who starts with 1 ever has 1 / `LEVEL`
+    with probability `LEVEL` at most (Ville's inequality). A bold half of the money is staked in full each time, for
+    draws that are all shared, and a part of a careful half, for shared draws next to others.
     """
-    closer = 0
+    copies = torch.stack([pair[0]] * PLACES)
+    half = PLACES // 2
+    bold = careful = 0.5
     for draw in range(SHARED_DRAWS):
-        (first, second), (elsewhere, _) = (_pass(classifier, pair, 2 * draw + odd).logits for odd in (0, 1))
-        within, between = (float((first - row).abs().max()) for row in (second, elsewhere))
-        jitter = JITTER * _scale(first)
-        closer += between - within > jitter
-        if not within <= between + jitter or (closer == 0 and draw == UNCHANGED_DRAWS):
+        one, two = (_pass(classifier, copies, 2 * draw + odd).logits for odd in (0, 1))
+        between = float((one - two).mean(0).abs().max())
+        within = float((one[:half] - one[half:] + two[:half] - two[half:]).mean(0).abs().max()) / 2
+        if math.isnan(between + within) or (bold + careful == 1 and draw == UNCHANGED_DRAWS):
             return False
-        if 0.5**closer <= LEVEL:
-            return True
-    return False
+        if abs(between - within) > JITTER * _scale(one):
+            won = 1 if between > within else -1
+            bold *= 1 + won
+            careful *= 1 + won * STAKE
+        if not GIVE_UP < bold + careful < 1 / LEVEL:
+            break
+    return bold + careful >= 1 / LEVEL
 
 
 @contextmanager
