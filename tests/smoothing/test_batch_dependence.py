@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from smoothcert import SmoothedClassifier
 from smoothcert.errors import RequestError
-from smoothcert.smoothing.batch_dependence import refuse_batch_dependence
+from smoothcert.smoothing.batch_dependence import refuse_batch_dependence, refuse_unsound
 
 Function = Callable[[Tensor], Tensor]
 ROWS = "depend on one input alone"
@@ -312,6 +312,25 @@ def test_the_generator_of_the_user_is_left_alone() -> None:
         logits, state = classify(pair), torch.get_rng_state()
         refuse_batch_dependence(classify, pair, logits)
         assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", ["one shift for all", "seeded dropout", "batch norm", "one set of weights for all"])
+def test_dependent_votes_on_plain_images_are_not_certified(name: str, level: float) -> None:
+    """The image alone shows nothing of a shift or, if it is black, of random weights; its noisy copies do."""
+    torch.manual_seed(0)
+    classify = linear()
+    weights = (lambda: lambda x: classify(x) + x.flatten(1) @ torch.randn(64, 10), DRAWS)
+    make, message = DEPENDENT.get(name, weights)
+    smoothed = SmoothedClassifier(make(), sigma=0.5, num_classes=10)
+    with pytest.raises(RequestError, match=message):
+        smoothed.certify(torch.full((1, 1, 8, 8), level), n=100)
+
+
+@pytest.mark.parametrize("name", ["no randomness", "NaN for dark pixels", "dropout", "experts", "coin"])
+def test_independent_votes_on_plain_images_are_accepted(name: str) -> None:
+    torch.manual_seed(0)
+    refuse_unsound(INDEPENDENT[name](), torch.ones(1, 1, 8, 8), name)
 
 
 def test_hidden_batch_norm_with_dropout_is_not_certified() -> None:

@@ -58,6 +58,10 @@ def refuse_unsound(classifier: Classifier, inputs: Tensor, name: str, num_classe
     logits = first_logits(classifier, pair, name)
     check_logits(logits, 2, num_classes)
     refuse_nan(logits)
+    # A plain image, such as a black one, hides what is multiplied by its pixels, or moves them.
+    texture = torch.rand(pair.shape[1:], generator=torch.Generator().manual_seed(0), device="cpu")
+    pair = (pair + texture.to(pair)) / 2
+    logits = first_logits(classifier, pair, name)
     with failures_reported(name, inputs.shape[1:]), evaluating(classifier):  # it may fail on larger batches only
         refuse_batch_dependence(classifier, pair, logits)
     return int(logits.shape[1])
