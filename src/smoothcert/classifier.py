@@ -228,6 +228,31 @@ def refuse_nan(logits: Tensor) -> None:
         )
 
 
+MASKED = 30
+"""Logits this many times the two largest are masks, such as -1e9: next to them all other differences look small."""
+
+
+def unmasked(logits: Tensor) -> Tensor:
+    """Return which of the `logits` [classes] are finite and no masks."""
+    return logits.isfinite() & (logits.abs() <= MASKED * logits.topk(2).values.abs().max())
+
+
+def below_largest(logits: Tensor) -> Tensor:
+    """Return `logits` [..., classes] less the largest of each row."""
+    largest = logits.amax(-1, keepdim=True)
+    return logits - largest.where(largest.isfinite(), 0.0)
+
+
+def scale_of(logits: Tensor) -> float:
+    """Return the size of `logits` [..., classes]: the largest, or the largest distance below that of a row if this is
+    less.
+
+    Only differences between classes decide votes. Next to a constant in all logits, such as that of the
+    log-likelihoods of a generative classifier, each of them would look small.
+    """
+    return min(float(values.nan_to_num().abs().max()) for values in (logits, below_largest(logits)))
+
+
 def logits_under_noise(classifier: Classifier, images: Tensor, noise: Tensor) -> Tensor:
     """Compute the logits of images + noise[i] for all i in one forward pass: [num_noise, batch, classes]."""
     inputs = images + noise

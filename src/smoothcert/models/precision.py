@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Tracer
 
-from smoothcert.classifier import image_layout, logits_of
+from smoothcert.classifier import image_layout, logits_of, scale_of, unmasked
 from smoothcert.errors import RequestError
 from smoothcert.io.text import error_line
 from smoothcert.models.denoised import Denoised
@@ -61,7 +61,7 @@ class _OwnThreadTracer(Tracer):
 
 
 FOLDED, REPEATED, CALLS = 0.05, 1e-3, 8
-"""Largest difference of outputs, as a share of the largest one, that is attributed to folding (GPUs round the inputs of
+"""Largest difference of outputs, as a share of `scale_of` them, that is attributed to folding (GPUs round the inputs of
 convolutions to 11 bits, in each of many layers), and to the order of additions in several calls; calls that are
 tried."""
 
@@ -89,9 +89,9 @@ def fold_batch_norm(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
         image = torch.rand(1, *shape, device="cpu", generator=draws).to(next(model.parameters()))
         with torch.no_grad():
             traced, first = (logits_of(network(image)) for network in (folded, model))
-            largest = float(first.nan_to_num().abs().max())
+            scale = scale_of(first[:, unmasked(first[0])] if first.ndim == 2 else first)  # a denoiser gives images
             pairs = [(traced, FOLDED), *((logits_of(model(image)), REPEATED) for _ in range(CALLS - 1))]
-            same = all(torch.allclose(first, o, rtol=0, atol=share * largest, equal_nan=True) for o, share in pairs)
+            same = all(torch.allclose(first, o, rtol=0, atol=share * scale, equal_nan=True) for o, share in pairs)
         return folded if same else model
     except Exception:  # tracing a user's forward may fail in any way, and the model works as it is
         return model

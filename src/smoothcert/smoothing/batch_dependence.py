@@ -13,19 +13,22 @@ from torch import Tensor
 
 from smoothcert.classifier import (
     Classifier,
+    below_largest,
     check_logits,
     evaluating,
     failures_reported,
     first_logits,
     logits_of,
     refuse_nan,
+    scale_of,
+    unmasked,
 )
 from smoothcert.errors import RequestError
 
 SAME = 0.05
-"""Largest difference of equal logits, as a share of `_scale`: rounding may depend on the batch."""
+"""Largest difference of equal logits, as a share of `scale_of`: rounding may depend on the batch."""
 JITTER = 1e-3
-"""Largest difference, as a share of `_scale`, that is attributed to the order of additions on a GPU."""
+"""Largest difference, as a share of `scale_of`, that is attributed to the order of additions on a GPU."""
 SEEDS, STEPS = 3, 8
 CALLS = 8
 """Number of calls with the same inputs that show whether logits are random: a network may have a generator
@@ -44,8 +47,6 @@ NEIGHBOURS = 6
 """Number of inputs, of which half are replaced. No other test has as many: logits may be cached for a shape."""
 CHANGED = 0.34
 """Share of inputs whose logits may change with their neighbours: rounding flips a few of a network that quantizes."""
-MASKED = 30
-"""Logits this many times the two largest are masks, such as -1e9: next to them all other differences look small."""
 
 
 def refuse_unsound(classifier: Classifier, inputs: Tensor, name: str, num_classes: int | None = None) -> int:
@@ -132,8 +133,7 @@ def _brighter(image: Tensor) -> Tensor:
 
 def _unmasked(classifier: Classifier, logits: Tensor) -> tuple[Classifier, Tensor]:
     """The classifier and its `logits` [2, classes] without the classes that a mask, such as -inf or -1e9, excludes."""
-    row = logits[0].float()
-    kept = row.isfinite() & (row.abs() <= MASKED * row.topk(2).values.abs().max())
+    kept = unmasked(logits[0].float())
     if int(kept.sum()) < 2 or bool(kept.all()):
         return classifier, logits
     return lambda batch: logits_of(classifier(batch))[:, kept], logits[:, kept]
@@ -150,7 +150,7 @@ def depends_on_place(classifier: Classifier, image: Tensor) -> bool:
     logits = _pass(classifier, copies, 0).logits
     if logits.isnan().any() or _same(logits[:1].expand_as(logits), logits):
         return False
-    jitter = JITTER * _scale(logits)
+    jitter = JITTER * scale_of(logits)
     others = (_pass(classifier, copies, seed).logits for seed in range(1, EQUAL_CALLS + 1))
     return all(torch.allclose(logits, other, rtol=0, atol=jitter) for other in others)
 
@@ -214,7 +214,7 @@ def _draws_are_shared(classifier: Classifier, pair: Tensor) -> bool:
         within = float((one[:half] - one[half:] + two[:half] - two[half:]).mean(0).abs().max()) / 2
         if math.isnan(between + within) or (bold + careful == 1 and draw == UNCHANGED_DRAWS):
             return False
-        if abs(between - within) > JITTER * _scale(one):
+        if abs(between - within) > JITTER * scale_of(one):
             won = 1 if between > within else -1
             bold *= 1 + won
             careful *= 1 + won * STAKE
@@ -271,20 +271,5 @@ def _is_random(classifier: Classifier, pair: Tensor, logits: Tensor) -> bool:
 
 def _same(first: Tensor, second: Tensor) -> bool:
     """Whether two sets of logits [..., classes] have the same differences between classes, up to rounding."""
-    one, two = _below_largest(first), _below_largest(second)
-    return torch.allclose(one, two, rtol=SAME, atol=SAME * _scale(first), equal_nan=True)
-
-
-def _scale(logits: Tensor) -> float:
-    """The size of `logits` [..., classes]: the largest, or the largest distance below that of a row if this is less.
-
-    Only differences between classes decide votes. Next to a constant in all logits, such as that of the
-    log-likelihoods of a generative classifier, each of them would look small.
-    """
-    return min(float(values.nan_to_num().abs().max()) for values in (logits, _below_largest(logits)))
-
-
-def _below_largest(logits: Tensor) -> Tensor:
-    """`logits` [..., classes] less the largest of each row."""
-    largest = logits.amax(-1, keepdim=True)
-    return logits - torch.where(largest.isfinite(), largest, 0.0)
+    one, two = below_largest(first), below_largest(second)
+    return torch.allclose(one, two, rtol=SAME, atol=SAME * scale_of(first), equal_nan=True)
