@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import smoothcert
 from smoothcert.certification.model_provenance import model_provenance
 from smoothcert.errors import WorkError
 from smoothcert.io.results import write_settings
-from smoothcert.training.versions import source_commit
+from smoothcert.training.versions import CHECKOUT, source_commit, versions
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -42,6 +43,17 @@ def test_versions_record_the_commit_and_uncommitted_changes(checkout: Path, monk
     (checkout / "file").write_text("2")
     source_commit.cache_clear()
     assert source_commit(checkout) == {"commit": f"{head}-dirty"}
+
+
+def test_the_commit_is_that_of_the_repository_of_this_test() -> None:
+    repository = Path(__file__).parents[2]
+    source = Path(smoothcert.__file__)
+    if not (repository / ".git").exists() or not source.is_relative_to(repository):
+        pytest.skip("needs smoothcert from a git checkout")
+    assert repository == CHECKOUT
+    source_commit.cache_clear()
+    recorded = versions(torch.device("cpu"))["commit"]
+    assert recorded.removesuffix("-dirty") == git(repository, "rev-parse", "HEAD")
 
 
 def test_no_commit_is_recorded_without_a_checkout(tmp_path: Path) -> None:

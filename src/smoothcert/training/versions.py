@@ -12,10 +12,13 @@ import torch
 
 from smoothcert import __version__
 
+CHECKOUT = Path(__file__).parents[3]
+"""The root of the repository, if this file is in its `src` folder."""
+
 
 @cache
-def source_commit(root: Path = Path(__file__).parents[2]) -> dict[str, str]:
-    """{"commit": ...} if the package is a git checkout, with `-dirty` if it has changes; otherwise {}."""
+def source_commit(root: Path = CHECKOUT) -> dict[str, str]:
+    """{"commit": ...} if `root` is a git checkout, with `-dirty` if it has changes; otherwise {}."""
     if not (root / ".git").exists():
         return {}
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
