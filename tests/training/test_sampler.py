@@ -244,6 +244,17 @@ def test_resumed_run_equals_uninterrupted_run(
     assert torch.equal(ours.sampler, theirs.sampler)
 
 
+def test_the_default_device_of_torch_does_not_change_a_run(
+    recorded: tuple[Path, list[dict[str, Any]]], tmp_path: Path, tiny_data: ImageData
+) -> None:
+    torch.set_default_device("meta")
+    try:
+        train(weighted_recipe(), tiny_data, tmp_path / "run", device="cpu")
+    finally:
+        torch.set_default_device(None)
+    assert digest(tmp_path / "run") == digest(recorded[0])
+
+
 def test_discarding_all_images_is_refused_in_one_line(tmp_path: Path, tiny_data: ImageData) -> None:
     settings = {"name": "radius-weighted", "start": START, "discard_below": 1.0, "discard_votes": 50}
     recipe = weighted_recipe(sampler=settings, learning_rate=1e-9)

@@ -75,7 +75,7 @@ class ComparedRuns:
             raise RequestError(
                 f"index: expected 0 to {len(self.data) - 1}, the images of {self.data.name}, got {wrong[0]}"
             )
-        images, labels = self.data.batch(torch.tensor(indices))
+        images, labels = self.data.batch(torch.tensor(indices, device="cpu"))
         return images.to(self.device), labels.to(self.device)
 
     def images_at_once(self) -> int:

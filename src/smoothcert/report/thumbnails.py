@@ -100,7 +100,7 @@ def _chosen_with_torch(
     else:
         data = _own_folder(Path(path), split) if kind == "folder" else load_npz(Path(path), split)
     known = [index for index in indices if 0 <= index < len(data)]
-    images, labels = data.batch(torch.tensor(known, dtype=torch.int64))
+    images, labels = data.batch(torch.tensor(known, dtype=torch.int64, device="cpu"))
     pixels = (images * 255).round().to(torch.uint8).numpy()
     return known, StoredImages(pixels, labels.numpy(), data.name, data.class_names or ())
 

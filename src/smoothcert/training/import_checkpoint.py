@@ -182,7 +182,8 @@ def _fit(arch: str, state: Mapping[str, Tensor]) -> _Fit:
     buffers, unexpected = _input_buffers(rest, channels=shapes[names[0]][1])
     problems = describe_problems({"missing": missing, "unexpected": unexpected, "of other shape": differing})
     # Files of torch before 0.4.1 have no counters, which evaluation does not use.
-    counters = {name: torch.zeros((), dtype=torch.int64) for name in names if name not in (*weights, *missing)}
+    zero = torch.zeros((), dtype=torch.int64, device="cpu")
+    counters = {name: zero.clone() for name in names if name not in (*weights, *missing)}
     notes = (f"{COUNTER}: absent from the file, set to zero",) if counters else ()
     return _Fit({**weights, **counters}, num_classes, prefix, buffers, tuple(problems), notes)
 

@@ -59,8 +59,8 @@ class RadiusWeightedSampler(UniformSampler):
         if settings.votes and (epoch - settings.start) % settings.every == 0:
             kept = self.weights.nonzero().flatten()
             votes = correct_votes(run, settings.votes, kept, Purpose.WEIGHT_VOTES)
-            table = torch.tensor(radius_weights(settings.votes, NOISES[run.recipe.noise](1.0)), dtype=torch.float64)
-            self.weights[kept] = table[votes]
+            table = radius_weights(settings.votes, NOISES[run.recipe.noise](1.0))
+            self.weights[kept] = self.weights.new_tensor(table)[votes]
         # On the CPU, where the same seed gives the same images on every machine.
         draws = torch.Generator().manual_seed(derived_seed(run.recipe.seed, Purpose.WEIGHTED_DRAWS, epoch))
         kept = self.weights.nonzero().flatten()
@@ -75,8 +75,9 @@ class RadiusWeightedSampler(UniformSampler):
         settings = self.settings
         total = len(run.data)
         if not settings.discard_below:
-            return torch.ones(total, dtype=torch.float64)
-        votes = correct_votes(run, settings.discard_votes, torch.arange(total), Purpose.DISCARD_VOTES)
+            return torch.ones(total, dtype=torch.float64, device="cpu")
+        every = torch.arange(total, device="cpu")
+        votes = correct_votes(run, settings.discard_votes, every, Purpose.DISCARD_VOTES)
         weights = (votes.double() / settings.discard_votes >= settings.discard_below).double()
         kept = int(weights.sum())
         if not kept:
