@@ -76,6 +76,23 @@ def test_failures_are_reported_and_the_other_calls_finish(tmp_path: Path) -> Non
     assert "Traceback" not in (tmp_path / "known" / LOG).read_text()
 
 
+def test_a_process_that_is_killed_while_it_starts_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = processes.start
+
+    def start_and_kill_the_first(call: Callable[[], None], folder: Path, environment: dict[str, str]) -> BaseProcess:
+        process = start(call, folder, environment)
+        if folder.name == "first":
+            process.kill()
+        return process
+
+    monkeypatch.setattr(processes, "start", start_and_kill_the_first)
+    failed, ended = call_all({tmp_path / "first": print_threads, tmp_path / "second": print_threads}, jobs=1)
+    assert failed == {tmp_path / "first": "killed by signal 9, before it printed anything"}
+    assert ended == [(tmp_path / "first", False), (tmp_path / "second", True)]
+
+
 def test_at_most_jobs_processes_run_and_an_interrupt_ends_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[BaseProcess] = []
     start = processes.start

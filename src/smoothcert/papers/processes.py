@@ -124,9 +124,15 @@ def end_with_parent() -> None:
 
 
 def failure_of(log: Path, code: int | None) -> str | None:
-    """Return None for exit code 0, else the last line of `log`: the error, or the progress of a killed process."""
+    """Return None for exit code 0, else the last line of `log`: the error, or the progress of a killed process.
+
+    A process that was killed while it started has no log.
+    """
     if code is None or code == 0:
         return None
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
-    killed = f"killed by signal {-code}, last seen at: " if code < 0 else ""
-    return killed + (lines[-1] if lines else f"exit code {code}")
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    last = lines[-1] if lines else ""
+    if code > 0:
+        return last or f"exit code {code}"
+    return f"killed by signal {-code}, " + (f"last seen at: {last}" if last else "before it printed anything")
