@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Gaussian as Noise
 from smoothcert.objectives import CatRs, Distillation, Gaussian, LossTerms, NoiseAttack, Progress, SmoothAdv, SmoothMix
+from smoothcert.training import resume as resume_module
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
 from smoothcert.training.meter import Meter
@@ -151,6 +153,29 @@ def test_two_processes_give_the_losses_and_weights_of_one(tmp_path: Path) -> Non
         assert one_state is not None
         for a, b in zip(two_state.model.values(), one_state.model.values(), strict=True):
             assert torch.allclose(a, b, atol=1e-4), run
+
+
+def train_and_load(folder: Path, resume: bool) -> int:
+    """Train or continue a run, whose missing model takes a second to write; return its epoch."""
+    data = mnist.load_sample("train").subset(torch.arange(128))
+    write = resume_module.save_weights
+
+    def write_slowly(*arguments: Any) -> None:
+        time.sleep(1)
+        write(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resume_module, "save_weights", write_slowly)
+        recipe = tiny_recipe(epochs=1, learning_rate_drops=())
+        return sc.train(recipe, data, folder, resume=resume, device="cpu", on_note=print).epoch
+
+
+@pytest.mark.slow
+def test_each_process_returns_a_finished_run_whose_model_was_missing(tmp_path: Path) -> None:
+    """The first process writes the model from the state; the others must not look for it before."""
+    train_and_load(tmp_path, resume=False)
+    (tmp_path / MODEL).unlink()
+    assert run_together(train_and_load, tmp_path, True) == [1, 1]
 
 
 @pytest.mark.parametrize(("noise", "mean_length"), [("laplace", 0.5 / 2**0.5), ("uniform", 0.5 * 3**0.5 / 2)])

@@ -63,6 +63,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
         if group.leads:
             prepare_folder(run, start)
         try:
+            group.wait()  # a finished run ends here: every process then finds its model
             yield run
         finally:
             run.leave_group()
