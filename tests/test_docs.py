@@ -23,6 +23,7 @@ from smoothcert import read_certificates, report
 from smoothcert.cli import app
 from smoothcert.data import ImageData
 from smoothcert.objectives import OBJECTIVES
+from smoothcert.papers.presets import preset
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.initial_weights import load_initial_weights
@@ -233,6 +234,17 @@ def test_command_lines_of_the_guide_parse(path: Path) -> None:
     for line in command_lines(path):
         command, words = find_command(shlex.split(line))
         command.make_context(command.name, words)
+
+
+def test_shown_jobs_of_several_processes_are_not_refused() -> None:
+    """The number of processes must divide the images of a step, which a preset with several noises has fewer of."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    jobs = re.findall(r"^torchrun (.*) -m smoothcert train --preset (\S+) --sigma (\S+)", text, flags=re.MULTILINE)
+    assert len(jobs) >= 2
+    for options, name, sigma in jobs:
+        given = dict(re.findall(r"--(nnodes|nproc-per-node) (\d+)", options))
+        processes = math.prod(map(int, given.values()))
+        assert preset(name, float(sigma)).images_per_step % processes == 0, name
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_name)
