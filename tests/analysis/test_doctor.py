@@ -384,6 +384,14 @@ def test_no_images_are_refused(robust: nn.Module, data: ImageData) -> None:
         doctor(robust, data, images=0)
 
 
+def test_a_cascade_is_refused(robust: nn.Module, clean: nn.Module, data: ImageData) -> None:
+    """The accuracy of its first stage would pass for that of the cascade."""
+    stages = [sc.SmoothedClassifier(model, sigma=sigma) for model, sigma in ((robust, 0.5), (clean, 0.25))]
+    cascade: Any = sc.Cascade(stages)
+    with pytest.raises(RequestError, match="expected one classifier, got a cascade; examine each of its stages alone"):
+        doctor(cascade, data, images=50)
+
+
 def test_best_order_against_all_permutations() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):

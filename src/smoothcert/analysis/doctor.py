@@ -93,7 +93,7 @@ class Diagnosis:
     def __str__(self) -> str:
         levels = ", ".join(f"{accuracy:.0%} at sigma {sigma:g}" for sigma, accuracy in self.accuracy_under_noise)
         head = f"{self.model} on {self.images} images of {self.dataset}: accuracy {self.clean_accuracy:.0%}, {levels}"
-        return "\n".join([head, *(f"{finding.code}: {finding}" for finding in self.findings or ())])
+        return "\n".join([head, *(f"{finding.code}: {finding}" for finding in self.findings)])
 
 
 def doctor(
@@ -108,12 +108,14 @@ def doctor(
 ) -> Diagnosis:
     """Examine a classifier before it is certified: its accuracy by noise level, and findings in plain words.
 
-    `model` and `data` are those of `certify_dataset`, or any loader of batches (images, labels), also of images
-    outside [0, 1], which is a finding. `sigma` is the noise level of interest, by default that of a run, else 0.25.
-    `images` of the data are used, spread evenly where possible. Noise is of the kind of a run, else Gaussian, and
+    `model` and `data` are those of `certify_dataset`, except a cascade, or any loader of batches (images, labels), also
+    of images outside [0, 1], which is a finding. `sigma` is the noise level of interest, by default that of a run, else
+    0.25. `images` of the data are used, spread evenly where possible. Noise is of the kind of a run, else Gaussian, and
     depends on `seed` alone.
     """
     subject = Subject.of(model)
+    if subject.stages:
+        raise RequestError("model: expected one classifier, got a cascade; examine each of its stages alone")
     classifier = subject.classifier
     title = name or subject.name
     defaults: dict[str, Any] = {"sigma": 0.25, "noise": "gaussian", **subject.defaults}
