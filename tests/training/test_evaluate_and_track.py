@@ -47,7 +47,8 @@ class WithMapping(nn.Linear):
 
 
 def test_test_accuracy_of_a_network_that_returns_a_mapping(tmp_path: Path, tiny_data: ImageData) -> None:
-    options = {"model": WithMapping(784, 10), "evaluate_every": 1, "test_data": tiny_data.subset(torch.arange(99))}
+    """`test_data` alone means every epoch."""
+    options = {"model": WithMapping(784, 10), "test_data": tiny_data.subset(torch.arange(99))}
     run = sc.train(tiny_recipe(epochs=1), tiny_data, tmp_path / "run", device="cpu", **options)
     assert 0 < run.metrics[0]["test_noisy_accuracy"] <= 1
 
@@ -63,7 +64,7 @@ def test_other_test_images_are_refused_before_training(
         sc.train(tiny_recipe(), tiny_data, tmp_path / "run", test_data=other, evaluate_every=1, device="cpu")
     assert f"got {shape} of {classes};" in str(caught.value)
     with pytest.raises(RequestError, match=r"evaluate_every: expected 0 \(never\) or a number of epochs, got -1"):
-        sc.train(tiny_recipe(), tiny_data, tmp_path / "run", test_data=tiny_data, evaluate_every=-1, device="cpu")
+        sc.train(tiny_recipe(), "folder:/nowhere", tmp_path / "run", evaluate_every=-1, device="cpu")
     assert not (tmp_path / "run").exists()
 
 

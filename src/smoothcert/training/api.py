@@ -50,9 +50,10 @@ def train(
     receives the result. `init` names weights to start from: a run folder, a `.safetensors` file or a PyTorch
     checkpoint. `classifier` is a trained network that stays as it is: the teacher of the method distillation, or the
     network behind a denoiser (see `denoiser_recipe`). With `evaluate_every=N`, the accuracy under noise is measured
-    every N epochs on `test_data`, by default the test split of the recipe's data set. With `sync_batch_norm`, batch
-    norm uses the images of all processes (on GPUs only). `track` writes the metrics for TensorBoard or Weights & Biases
-    too. `on_epoch` is called after each epoch with the run and its metrics; an exception in it stops training.
+    every N epochs on `test_data`, by default the test split of the recipe's data set; `test_data` alone means every
+    epoch. With `sync_batch_norm`, batch norm uses the images of all processes (on GPUs only). `track` writes the
+    metrics for TensorBoard or Weights & Biases too. `on_epoch` is called after each epoch with the run and its metrics;
+    an exception in it stops training.
     """
     if not isinstance(recipe, TrainRecipe):
         raise RequestError(
@@ -60,6 +61,8 @@ def train(
         )
     if not isinstance(model, nn.Module | None):
         raise RequestError(f"model: expected a torch module to train, got {type(model).__name__}; give an nn.Module")
+    if evaluate_every < 0:
+        raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every}")
     if model is not None and recipe.model in MODELS:
         recipe = recipe.model_copy(update={"model": type(model).__name__})  # what files and reports call it
     if isinstance(data, str):
@@ -72,8 +75,6 @@ def train(
     images = _images(recipe.dataset if data is None else data, "train", folder, recipe.image_size, on_note)
     start = None if init is None else Path(init)
     images = in_order_of_run(images, Path(out) if resume else None, start)
-    if evaluate_every < 0:
-        raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every}")
     tested = None
     if evaluate_every or test_data is not None:
         tested = _images(recipe.dataset if test_data is None else test_data, "test", folder, recipe.image_size, on_note)
