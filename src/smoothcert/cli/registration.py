@@ -35,8 +35,8 @@ GROUPS = {
     "LaTeX": ("columns", "caption", "label"),
     "Speed": ("device", "precision", "batch_size", "jobs", "compile", "compile_", "capture", "sync_batch_norm"),
 }
-"""Group -> parameters of commands, in the order of the help; of two groups with a name, an option is in the first,
-unless it says otherwise. Other options are in the group "Options", which typer prints before these."""
+"""Group -> parameters of commands, in the order of the help. An option whose name is in two groups is shown in the
+first one, unless its declaration names a group. Options in none are in "Options", which typer prints before these."""
 COMPLETIONS = {
     **dict.fromkeys(("tables", "table", "paper"), ("papers.tables", "paper_table_names")),
     "preset": ("papers.presets", "PRESETS"),

@@ -48,9 +48,10 @@ def existing_form(path: Path) -> Path:
 
 
 def one_form_each(paths: Iterable[Path]) -> list[Path]:
-    """`paths`, with only the plain one of two forms of a file, which a process leaves that is killed in between.
+    """Return `paths` with one form of each file, the plain one of two.
 
-    Two forms with different content are refused.
+    A process that is killed while it compresses or unpacks a file leaves both. Two forms with different content are
+    refused.
     """
     forms: dict[Path, Path] = {}
     for path in paths:

@@ -101,8 +101,8 @@ def at_precision(model: nn.Module, precision: Precision, device: torch.device, s
     """Copy `model` (for images of `shape`, (c, h, w)) in eval mode to `device`, with weights of `precision`.
 
     If the model can be traced, batch norm is folded into the convolutions before it. If the model can compute with it,
-    the memory layout of the weights is channels last. Logits are float32 if a linear layer
-    computes them. Each member of an ensemble, and a denoiser and its classifier, are converted separately.
+    the memory layout of the weights is channels last. Logits are float32 if a linear layer computes them. Each member
+    of an ensemble, and a denoiser and its classifier, are converted separately.
     """
     # A subclass, or a hook, may compute something else from the parts: it is copied as any other module.
     if type(model) is Ensemble and is_plain(model):

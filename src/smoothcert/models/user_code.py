@@ -30,7 +30,7 @@ def is_code(name: str) -> bool:
 
 
 def is_own_code(name: str) -> bool:
-    """Whether `name` is a user's code, which runs only if the user names it; networks of hubs are none."""
+    """Whether `name` is a user's code, which runs only if the user names it, and not `hf:NAME` or `timm:NAME`."""
     return is_code(name) and not is_hub(name)
 
 

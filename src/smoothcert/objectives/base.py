@@ -94,7 +94,7 @@ class Objective(BaseModel, ABC):
 
 
 class UnloadedObjective(Objective):
-    """An objective outside the package, of which a recipe names the code, and nobody has imported it.
+    """An objective outside the package whose code a recipe names and nobody has imported.
 
     Certificates and reports of a run need only this record: the reference and the hyper-parameters, whatever they are.
     Training needs the class itself, which `smoothcert.training.user_objective` imports with the user's consent.
