@@ -73,6 +73,18 @@ def test_a_second_writer_resumes_the_file(tmp_path: Path) -> None:
     assert stored.provenance == {"who": "test"}
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps an open file")
+def test_a_file_that_is_deleted_meanwhile_ends_the_work(tmp_path: Path) -> None:
+    """Otherwise hours of rows go into a file that has no name."""
+    path = tmp_path / "a.tsv"
+    with certificates_writer(path, SETTINGS, {}) as writer:
+        writer.append([row(0)])
+        path.unlink()
+        with pytest.raises(WorkError, match=r"a\.tsv: was deleted or moved while rows were added to it; put it back"):
+            writer.append([row(1)])
+    assert write(path, 0, 1) == []
+
+
 @pytest.mark.parametrize("cut", range(1, 40))
 def test_a_torn_line_is_dropped_on_resume(tmp_path: Path, cut: int) -> None:
     """Wherever a kill cuts the file: rows before the cut stay, the row in flight goes, the result is whole again."""

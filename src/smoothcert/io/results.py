@@ -170,7 +170,10 @@ class ResultWriter(Generic[Row]):
             self._file.seek(length)
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add rows; they are on disk when this returns. On a full disk raise a WorkError; the file can be continued."""
+        """Add rows; they are on disk when this returns.
+
+        On a full disk, or if somebody has deleted or moved the file, raise a WorkError; the rest can be continued.
+        """
         text = "".join(map(self._format_row, rows))
         if self._file is None:
             self._create(text)
@@ -183,6 +186,11 @@ class ResultWriter(Generic[Row]):
             with suppress(OSError):  # closing tries to write once more
                 self._file.close()
             raise write_error(self.path.parent, error) from error
+        if not self.path.exists():  # Unix writes on, and the rows are lost when the file is closed
+            raise WorkError(
+                f"{self.path}: was deleted or moved while rows were added to it; put it back to continue it, or start "
+                "again with the same command"
+            )
 
     def _create(self, text: str) -> None:
         """Write the settings, then the header and the first rows at once: no reader sees a file without them."""
