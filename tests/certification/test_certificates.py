@@ -115,7 +115,7 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     write(path, 0)
     before = path.read_bytes()
-    with pytest.raises(RequestError, match=r"n: the file has 10, the request 20"):
+    with pytest.raises(RequestError, match=r"n: the file has 10, the request 20.*in Python: out"):
         write(path, 1, settings=SETTINGS | {"n": 20})
     with pytest.raises(RequestError, match="alpha: the file has None"):
         write(path, 1, settings=SETTINGS | {"alpha": 0.1})

@@ -35,7 +35,7 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise RequestError(
             f"{path}: expected its settings in {json_path.name} next to it, got none that can be read; "
-            "restore that file, or move this one and choose another --name"
+            "restore that file, or move this one or choose another (--name; in Python: out)"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WorkError(
@@ -161,7 +161,7 @@ class ResultWriter(Generic[Row]):
             if differences := differing_settings(read_settings(path)["settings"], settings):
                 raise RequestError(
                     f"{path}: was made with other settings ({'; '.join(differences)}); "
-                    "use those or choose another file (--name)"
+                    "use those or choose another file (--name; in Python: out)"
                 )
             self.done, length = parse(path)
         if length > 0:
