@@ -207,6 +207,25 @@ def test_a_missing_run_folder_is_named_with_all_that_may_be_given(tmp_path: Path
         load_initial_weights(nn.Linear(4, 2), tmp_path / "absent", "mine")
 
 
+@pytest.mark.parametrize(
+    ("outputs", "advice"),
+    [
+        (2, "; if the data lack some of 3 classes, name all of them with --classes FILE; otherwise give weights"),
+        (4, "; if the data have 3 classes that count from 1, number them from 0; otherwise give weights"),
+    ],
+)
+def test_weights_for_another_number_of_classes_are_refused_with_advice(
+    outputs: int, advice: str, tmp_path: Path
+) -> None:
+    """A network is built for the classes of the data, which may lack some or count from 1."""
+    save_file(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)).state_dict(), tmp_path / "a.safetensors")
+    with pytest.raises(RequestError, match=advice):
+        load_initial_weights(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, outputs)), tmp_path / "a.safetensors", "mine")
+    other = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, outputs))
+    with pytest.raises(RequestError, match=r"instead of \[6\]\); give weights of the same network"):
+        load_initial_weights(other, tmp_path / "a.safetensors", "mine")
+
+
 def test_a_key_of_a_file_without_keys_is_refused(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, tmp_path / "a.safetensors")
     with pytest.raises(RequestError, match=r"expected no key for a \.safetensors file, got ema; leave :ema out"):

@@ -1,6 +1,6 @@
 """Weights that training starts from: of a run, of a `.safetensors` file, or of a PyTorch checkpoint."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -65,13 +65,26 @@ def load_initial_weights(
         problems.append(f"{len(differing)} of other shape ({differing[0]}: {shapes})")
     if problems:
         raise RequestError(
-            f"{path}: expected the weights of {name}, got {'; '.join(problems)}; give weights of the same network, or "
-            "let --model name a function of your own that loads those that fit"
+            f"{path}: expected the weights of {name}, got {'; '.join(problems)}; "
+            f"{_advice_on_classes(matched, target, differing)}give weights of the same network, or let --model name a "
+            "function of your own that loads those that fit"
         )
     refuse_not_finite(path, matched)
     model.load_state_dict({**target, **matched})
     source = {"file": path.name, "sha256": file_digest(path)}
     return source if key is None else {**source, "key": key}
+
+
+def _advice_on_classes(weights: Mapping[str, Tensor], target: Mapping[str, Tensor], differing: Sequence[str]) -> str:
+    """What to do first if only the number of outputs differs: a network is built for the classes of the data."""
+    pairs = [(weights[key].shape, target[key].shape) for key in differing]
+    numbers = {(given[:1].numel(), built[:1].numel()) for given, built in pairs}
+    if len(numbers) != 1 or any(given[1:] != built[1:] for given, built in pairs):
+        return ""
+    given, built = numbers.pop()
+    if given < built:
+        return f"if the data have {given} classes that count from 1, number them from 0; otherwise "
+    return f"if the data lack some of {given} classes, name all of them with --classes FILE; otherwise "
 
 
 def start_notes(model: nn.Module, data: Images, *, trained: bool) -> list[str]:
