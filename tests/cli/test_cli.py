@@ -195,7 +195,9 @@ UNREADABLE = ("--dataset", f"npz:{__file__}", "--sigma", 0.5)
         ),
         (["presets", "nothing"], "no preset is called nothing"),
         (["presets", "mnist/", "--sigma", 0.5], "--sigma: expected the name of one preset with it, got mnist/"),
-        (["objectives", "nothing"], "or your own FILE.py:Class, got nothing"),
+        (["objectives", "nothing"], "or your own FILE.py:Class, got nothing; choose one of these"),
+        (["objectives", "smothmix"], "got smothmix; did you mean smoothmix"),
+        (["train", "mnist/gaussian"], "argument(s) (mnist/gaussian); `smoothcert train --help` lists what it takes"),
         (["train", "--out", "x", *SAMPLE, "--device", "tpu"], "tpu"),
     ],
 )

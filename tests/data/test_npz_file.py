@@ -84,6 +84,7 @@ def test_test_labels_that_training_does_not_have_are_reported(tmp_path: Path) ->
         ({"images": GREY / 255, "labels": LABELS}, "got float64 of shape [6, 5, 7]"),
         ({"images": GREY.astype(np.int64), "labels": LABELS}, "got int64 of shape [6, 5, 7]"),
         ({"images": GREY[0], "labels": LABELS}, "got uint8 of shape [5, 7]"),
+        ({"images": COLOUR[:0], "labels": LABELS[:0]}, "of shape [0, 5, 7, 3]; add images"),
         ({"images": COLOUR[..., :2], "labels": LABELS}, "of shape [6, 5, 7, 2]; reorder"),
         ({"images": COLOUR[:, :3], "labels": LABELS}, "of shape [6, 3, 7, 3]; reorder"),
         ({"images": GREY, "labels": LABELS[:4]}, "of dtype int64 and shape [6], got dtype int64 and shape [4]"),

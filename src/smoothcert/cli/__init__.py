@@ -116,6 +116,8 @@ def parser_message(error: typer.TyperException) -> str:
         message += f", got {value}" if repr(value) not in message else ""
     if message.startswith("Missing") and context:
         message = f"{message.rstrip('.')}; `{context.command_path} --help` has an example"
+    if message.startswith("Got unexpected extra") and context:
+        message += f"; `{context.command_path} --help` lists what it takes"
     return message
 
 

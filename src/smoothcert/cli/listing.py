@@ -9,6 +9,7 @@ from rich.table import Column, Table
 
 from smoothcert.cli.options import NOISE_LEVEL, command_line, console, show_table
 from smoothcert.errors import RequestError
+from smoothcert.io.text import did_you_mean
 
 
 def presets(
@@ -89,7 +90,8 @@ def objectives(
         return
     if objective not in OBJECTIVES and ":" not in objective:
         expected = f"one of {', '.join(OBJECTIVES)}, or your own FILE.py:Class"
-        raise RequestError(f"objective: expected {expected}, got {objective}")
+        hint = did_you_mean(objective, OBJECTIVES, "choose one of these")
+        raise RequestError(f"objective: expected {expected}, got {objective}; {hint}")
     from smoothcert.training.user_objective import import_objective
 
     fields = (OBJECTIVES.get(objective) or import_objective(objective)).model_fields
