@@ -260,6 +260,7 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
         ((*asked, "--dataset", "mnist", "--image-size", 4, "dark.png"), "expected none with mnist, which has them"),
         ((*asked, "--resize", "dark.png"), "--resize: expected --image-size S with it, the side of the images that"),
         ((*asked, "--skip-unreadable", "dark.png"), "--skip-unreadable: expected --dataset folder:PATH"),
+        ((*asked, "."), ".: expected an image file, got a folder; give its files, such as ./*.png"),
         ((*asked[:-2], "dark.png", "."), ".: expected an image file, got a folder; give its files, such as ./*.png"),
     ):
         code, _, err = run_cli(*wrong)

@@ -15,7 +15,7 @@ from smoothcert.cli.options import Alpha, BoundName, ClassifierOptions, Device, 
 from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import csv_text, printable, radius_text
-from smoothcert.training.run_folder import check_file
+from smoothcert.training.run_folder import RECIPE, check_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     import torch
@@ -107,6 +107,8 @@ def printing_warnings(first: Sequence[str]) -> Iterator[None]:
 def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[Sequence[Path], Sequence[Path]]:
     """Return the run folders and the image files in `paths`; refuse a folder that is no run, and missing files."""
     first = paths if request.kind else paths[:1]
+    if request.network is not None and not (paths[0] / RECIPE).exists():
+        first = []  # a folder is meant as one of images
     runs = [*takewhile(Path.is_dir, first)] or ([] if request.network is not None else [*paths[:1]])
     images = paths[len(runs) :]
     request.check(runs)
