@@ -115,7 +115,10 @@ def described(report: Report, out: Path, *arguments: object) -> dict[str, dict[s
 def test_a_described_file_is_in_the_same_table(run_cli: Report, ours: Path, tmp_path: Path) -> None:
     report, theirs, out = partial(run_cli, "report"), tmp_path / "theirs.tsv", tmp_path / "out"
     theirs.write_text(table())
+    described(report, out, ours, theirs)
+    assert "**theirs**: compared with no run of known σ: describe the file" in (out / "report.md").read_text()
     rows = described(report, out, ours, theirs, "--as", "name=CAT-RS,sigma=0.5")
+    assert "of known σ" not in (out / "report.md").read_text()
     assert (rows["CAT-RS"]["sigma"], rows["CAT-RS"]["dataset"]) == ("0.5", "mnist")
     assert "not ranked: n differs (1,000 and not recorded)" in (out / "report.md").read_text()
     same = "name=CAT-RS,sigma=0.5,n=1e3,alpha=0.001,method=cat-rs"

@@ -38,6 +38,7 @@ NO_CERTIFICATES = "left out: no certificates"
 TRIAL = "left out: another file of this run has its images and more; --all-images or its own path shows it"
 VOTES = ("n", "n0", "seed", "batch_size")
 """Settings in which a trial differs from the certificates of a run."""
+NO_SIGMA = 'compared with no run of known σ: describe the file, as in --as "sigma=0.5,n=100000,alpha=0.001"'
 NO_L_INFINITY = "no ACR in L∞, which needs radii in L2 and the image size of a known data set"
 SEEDS = (
     "Runs that differ by their training seed only, certified alike on the same images; sd: sample standard deviation. "
@@ -172,6 +173,7 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
     if choices.l_infinity:
         summaries = [replace(s, l_infinity=implied_l_infinity(s)) for s in summaries]
         notes += [(NO_L_INFINITY, s.name) for s in summaries if s.l_infinity is None]
+    notes += [(NO_SIGMA, s.name) for s in summaries if s.sigma is None]
     compared = comparisons(summaries, choices.reference)
     notes += [(f"not ranked: {'; '.join(c.obstacles)}", run.name) for c in compared if c.obstacles for run in c.runs]
     warnings: dict[str, list[str]] = {}
