@@ -208,6 +208,8 @@ def test_options_of_the_report(report: Report, make_run: MakeRun) -> None:
     code, _, err = report("c", "--columns", "acrr", "--format", "tex", "--out", "wrong")
     assert (code, err.count("\n")) == (2, 1)
     assert "columns: expected columns of report.csv, got 'acrr'; did you mean acr" in err
+    code, _, err = report("c", "--columns", "acr,0.33", "--format", "tex", "--out", "wrong")
+    assert "got '0.33'; add this radius to --radii" in err
     code, _, err = report("c", "d", "--reference", "e", "--out", "wrong")
     assert (code, err.count("\n")) == (2, 1)
     assert "reference: expected one of c, d, got e" in err

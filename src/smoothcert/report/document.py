@@ -101,7 +101,8 @@ def _chosen(content: Layout, keys: Sequence[str] = ()) -> Layout:
     known = [column.key for column in content.columns]
     for key in keys:
         if key not in known:
-            raise RequestError(f"columns: expected columns of report.csv, got '{key}'; {did_you_mean(key, known)}")
+            hint = "add this radius to --radii" if key.replace(".", "", 1).isdecimal() else did_you_mean(key, known)
+            raise RequestError(f"columns: expected columns of report.csv, got '{key}'; {hint}")
     named = () if {"name", "method"} & set(keys) else ("name",)
     return content.only([known.index(key) for key in dict.fromkeys(["sigma", *named, *keys])])
 
