@@ -254,6 +254,38 @@ def test_independent_votes_are_accepted_next_to_a_constant(name: str, same_votes
         examine(lambda x: MONOTONE[same_votes](classify(x)), seed)  # noqa: B023
 
 
+def classes_of(classify: Function) -> Function:
+    """The class in place of logits, as a service gives it that is called over a network."""
+    return lambda x: functional.one_hot(classify(x).argmax(1), 10).float()
+
+
+@pytest.mark.parametrize("name", ["one noise for all", "one shift for all", "one noise for all, and own noise"])
+def test_shared_draws_are_refused_if_classes_are_given_in_place_of_logits(name: str) -> None:
+    make, message = DEPENDENT[name]
+    for seed in range(5):
+        torch.manual_seed(seed)
+        with pytest.raises(RequestError, match=message):
+            examine(classes_of(make()), seed)
+
+
+def test_shared_draws_are_refused_if_the_class_of_the_image_without_noise_is_certain() -> None:
+    """A shift does not change a white image, but its noisy copies."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        classify = classes_of(DEPENDENT["one shift for all"][0]())
+        pair = torch.ones(2, 1, 8, 8)
+        assert all(torch.equal(classify(pair), classify(pair)) for _ in range(1000))
+        with pytest.raises(RequestError, match=DRAWS):
+            refuse_batch_dependence(classify, pair, classify(pair))
+
+
+@pytest.mark.parametrize("name", ["no randomness", "own noise", "dropout", "experts", "draws by content", "rare coin"])
+def test_independent_votes_are_accepted_if_classes_are_given_in_place_of_logits(name: str) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        examine(classes_of(INDEPENDENT[name]()), seed)
+
+
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_independent_votes_are_accepted(name: str) -> None:
     for seed in range(6):

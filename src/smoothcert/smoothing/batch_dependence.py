@@ -1,6 +1,5 @@
 """Refuse classifiers whose votes are not independent: logits that depend on the other inputs of the batch."""
 
-import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +85,7 @@ def refuse_batch_dependence(classifier: Classifier, pair: Tensor, logits: Tensor
             "model: expected logits that depend on one input alone, got some that change with the other inputs of the "
             "batch; use model.eval(), batch norm with running statistics, and nothing that is kept from call to call"
         )
-    if is_random and _draws_are_shared(classifier, pair):
+    if is_random and _draws_are_shared(classifier, pair[0]):
         raise RequestError(
             "model: expected different random numbers for each input, got the same ones for all inputs of a batch; "
             "draw them for each input, or not at all"
@@ -112,11 +111,8 @@ def _neighbours_matter(classifier: Classifier, image: Tensor) -> bool:
     statistic. All batches are in the same memory, as those of votes are: a classifier that caches logits by address or
     shape repeats the first ones.
     """
-    noise = torch.randn(NEIGHBOURS, *image.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(image)
-    steps = torch.linspace(0, 2, NEIGHBOURS, device="cpu").to(image).view(-1, *[1] * image.ndim)
     half = NEIGHBOURS // 2
-    clean = torch.stack([image] * half + [_brighter(image)] * half)
-    rows = clean + steps * (float(image.abs().max()) or 1.0) * noise
+    rows = _noisier(torch.stack([image] * half + [_brighter(image)] * half), 0)
     batches = (rows, rows.flip(0), torch.cat([rows[:half]] * 2))
     memory = torch.empty_like(rows)
     first, backwards, repeated = (_pass(classifier, memory.copy_(batch), 0).logits for batch in batches)
@@ -125,6 +121,13 @@ def _neighbours_matter(classifier: Classifier, image: Tensor) -> bool:
     again = (backwards.flip(0), repeated[:half])
     changed = ([not _same(one, two) for one, two in zip(first, logits, strict=False)] for logits in again)
     return any(sum(flags) > CHANGED * len(flags) for flags in changed)
+
+
+def _noisier(images: Tensor, seed: int) -> Tensor:
+    """`images` with more and more noise, from none to twice the largest pixel of the first one."""
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(seed), device="cpu").to(images)
+    steps = torch.linspace(0, 2, len(images), device="cpu").to(images).view(-1, *[1] * (images.ndim - 1))
+    return images + steps * (float(images[0].abs().max()) or 1.0) * noise
 
 
 def _brighter(image: Tensor) -> Tensor:
@@ -196,7 +199,7 @@ def _distributions_differ(classifier: Classifier, one: Tensor, two: Tensor) -> b
     return min(values) * len(values) <= LEVEL
 
 
-def _draws_are_shared(classifier: Classifier, pair: Tensor) -> bool:
+def _draws_are_shared(classifier: Classifier, image: Tensor) -> bool:
     """Whether random logits of equal inputs are closer to each other in one call than in two.
 
     Two calls on copies of an input give two groups of logits. If all draws are independent, the distance between the
@@ -204,21 +207,25 @@ def _draws_are_shared(classifier: Classifier, pair: Tensor) -> bool:
     of each call. So bets on "larger" at fair odds are a fair game: a gambler who starts with 1 ever has 1 / `LEVEL`
     with probability `LEVEL` at most (Ville's inequality). A bold half of the money is staked in full each time, for
     draws that are all shared, and a part of a careful half, for shared draws next to others.
+
+    The inputs are `image` with more or less noise: a classifier that gives classes in place of logits shows what it
+    draws near their boundaries only.
     """
-    copies = torch.stack([pair[0]] * PLACES)
     half = PLACES // 2
     bold = careful = 0.5
     for draw in range(SHARED_DRAWS):
+        level = draw % NEIGHBOURS
+        if level == 0:
+            inputs = _noisier(torch.stack([image] * NEIGHBOURS), 2 * SHARED_DRAWS + draw)
+        copies = torch.stack([inputs[level]] * PLACES)
         one, two = (_pass(classifier, copies, 2 * draw + odd).logits for odd in (0, 1))
         between = float((one - two).mean(0).abs().max())
         within = float((one[:half] - one[half:] + two[:half] - two[half:]).mean(0).abs().max()) / 2
-        if math.isnan(between + within) or (bold + careful == 1 and draw == UNCHANGED_DRAWS):
-            return False
-        if abs(between - within) > JITTER * scale_of(one):
+        if abs(between - within) > JITTER * scale_of(one):  # not if one is NaN
             won = 1 if between > within else -1
             bold *= 1 + won
             careful *= 1 + won * STAKE
-        if not GIVE_UP < bold + careful < 1 / LEVEL:
+        if not GIVE_UP < bold + careful < 1 / LEVEL or (bold + careful == 1 and draw == UNCHANGED_DRAWS):
             break
     return bold + careful >= 1 / LEVEL
 
