@@ -20,7 +20,17 @@ from smoothcert.data import ImageData, mnist
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.noise import Gaussian as Noise
-from smoothcert.objectives import CatRs, Distillation, Gaussian, LossTerms, NoiseAttack, Progress, SmoothAdv, SmoothMix
+from smoothcert.objectives import (
+    CatRs,
+    Distillation,
+    Gaussian,
+    LossTerms,
+    Macer,
+    NoiseAttack,
+    Progress,
+    SmoothAdv,
+    SmoothMix,
+)
 from smoothcert.training import resume as resume_module
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
@@ -422,12 +432,16 @@ def test_settings_without_effect_are_reported(tmp_path: Path, tiny_data: ImageDa
     for name, changes, options in (
         ("asked", {"teacher_votes": 5}, {"capture": True, "compiling": "always"}),
         ("other", {}, {"capture": False, "compiling": "never"}),
+        ("deferred", {"objective": Macer(num_noise=1, deferred=True), "learning_rate_drops": ()}, {}),
+        ("dropped", {"objective": Macer(num_noise=1, deferred=True), "epochs": 2}, {}),
     ):
-        train(tiny_recipe(epochs=1, **changes), data, tmp_path / name, device="cpu", on_note=notes.append, **options)
+        recipe = tiny_recipe(**{"epochs": 1, **changes})
+        train(recipe, data, tmp_path / name, device="cpu", on_note=notes.append, **options)
     assert [note.partition(";")[0] for note in notes] == [
         "capture: no effect here",
         "compile: no effect here",
         "teacher_votes: no effect",
+        "objective.weight: no effect",
     ]
 
 

@@ -5,8 +5,9 @@ look. One forward pass takes jobs of the same stage and size, whichever request 
 joins the next pass and nobody waits for the end of another request. A job leaves at a look only: when its test ends,
 when its deadline has passed, or when its client has left.
 
-The noise of a job comes from its own seed, and a pass has a fixed shape: the votes of a job are those that the library
-draws for the same seed, whatever else is in the pass.
+The noise of a job comes from its own seed, and a pass has a fixed shape: the votes of a job do not depend on what else
+is in the pass. They are those that the library draws for the same seed, unless the last look of the rule `fixed` is
+shorter than a block of noise.
 """
 
 import logging
