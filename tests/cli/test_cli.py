@@ -239,7 +239,12 @@ def test_reproduce_refuses_a_file_as_its_folder_before_it_starts(run_cli: Cli, t
     ("code", "message"),
     [
         ("def build(:\n", "mine.py failed (SyntaxError: invalid syntax (mine.py, line 1)); correct it"),
-        ("import no_such_module\n", "No module named 'no_such_module'); run where Python finds the module"),
+        (
+            "import no_such_module\n",
+            "mine.py failed in line 1 (ModuleNotFoundError: No module named 'no_such_module'); install the module or",
+        ),
+        ("from .layers import Layer\n", "(ImportError: attempted relative import with no known parent package); "),
+        ("from .layers import Layer\n", "; code of a package is package.module:function"),
     ],
 )
 def test_your_own_file_that_cannot_be_read_is_named_with_the_reason(

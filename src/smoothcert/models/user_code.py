@@ -125,9 +125,11 @@ def import_code(reference: str, field: str, kind: str) -> Any:
     except (KeyboardInterrupt, RequestError):
         raise
     except BaseException as error:  # the module is a user's code, which may fail in any way
-        if name.endswith(".py") and not isinstance(error, ImportError):
+        if name.endswith(".py"):
             place = line_in(str(Path(name).expanduser().resolve()), error)
-            raise RequestError(f"{field}: {name} failed{place} ({named_error(error)}); correct it") from error
+            advice = f"install the module or set PYTHONPATH; code of a package is package.module:{kind}"
+            advice = advice if isinstance(error, ImportError) else "correct it"
+            raise RequestError(f"{field}: {name} failed{place} ({named_error(error)}); {advice}") from error
         raise RequestError(
             f"{field}: expected package.module:{kind} or FILE.py:{kind}, got {reference} ({named_error(error)}); "
             "run where Python finds the module, or set PYTHONPATH"
