@@ -253,6 +253,11 @@ def test_averaged_weights_in_a_checkpoint_are_reported_and_can_be_chosen(tmp_pat
         assert chosen == {**source, "key": other}
     with pytest.raises(RequestError, match="expected weights under ema, got model, model_ema, means; choose one"):
         load_initial_weights(loaded, Path(f"{path}:ema"), "mine")
+    torch.save({"epoch": 3, "params": plain.state_dict()}, tmp_path / "params.pth")
+    with pytest.raises(
+        RequestError, match=r"keys epoch, params; give the key of the weights, such as params\.pth:params"
+    ):
+        load_initial_weights(loaded, tmp_path / "params.pth", "mine")
     for content, message in (
         (plain.state_dict(), r"got a file that holds one network; give bare\.pth without :ema$"),
         ({"epoch": 3}, "expected weights under ema, got none; give another file$"),

@@ -80,15 +80,16 @@ def find_state_dict(
         if wanted is not None or not others:
             return key, state, []
         return key, state, [f"weights: those of {key}; {file.name}:{others[0]} gives those of {others[0]}"]
+    named = [str(name) for name in contents if _state_dict(contents[name]) is not None]
     if wanted is not None:
-        named = ", ".join(str(name) for name in contents if _state_dict(contents[name]) is not None)
-        given = f"{named}; choose one of the keys" if named else "none; give another file"
+        given = f"{', '.join(named)}; choose one of the keys" if named else "none; give another file"
         if _state_dict(contents) is not None:
             given = f"a file that holds one network; give {file.name} without :{wanted}"
         raise RequestError(f"{file}: expected weights under {wanted}, got {given}")
     raise RequestError(
         f"{file}: expected weights under {', '.join(CONTAINERS)} or a bare state dict, got a dict with the keys "
-        f"{', '.join(map(str, list(contents)[:5])) or 'none'}; give another file"
+        f"{', '.join(map(str, list(contents)[:5])) or 'none'}; give "
+        + (f"the key of the weights, such as {file.name}:{named[0]}" if named else "another file")
     )
 
 
