@@ -1,6 +1,7 @@
 """The log of the service: whole rows, rotation, restart, and recomputation by `recertify`."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,21 @@ def test_files_are_rotated_and_the_oldest_removed(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("certificates-*.json"))) == 3
     assert int(files[-1].stem[-5:]) > 5
     assert all(len(read_log(path)[0]) > 1 for path in files)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps an open file")
+def test_a_log_that_is_deleted_or_moved_away_continues_in_a_new_file(tmp_path: Path) -> None:
+    """Otherwise the rows of a server that runs on go into a file that has no name."""
+    log = CertificateLog(tmp_path / "log", MODELS)
+    append(log)
+    shutil.rmtree(tmp_path / "log")
+    append(log)
+    append(log)
+    (tmp_path / "log" / FIRST).rename(tmp_path / "moved.tsv")
+    append(log)
+    log.close()
+    assert (tmp_path / "moved.tsv").read_text().count("\n") == 3
+    assert [row.index for row in read_log(tmp_path / "log" / FIRST)[0]] == [0]
 
 
 def test_recertify_recomputes_answers_of_the_fixed_rule(

@@ -139,7 +139,8 @@ def _number(path: Path) -> str:
 
 
 class CertificateLog:
-    """Appends answers to the newest file of `folder`; a file of `largest` bytes is followed by a new one.
+    """Appends answers to the newest file of `folder`; a file of `largest` bytes, or one that somebody has deleted or
+    moved away, is followed by a new one.
 
     The last `keep` files are kept. A second server in the same folder is refused.
     """
@@ -171,6 +172,7 @@ class CertificateLog:
         """Start the next file, and remove the oldest ones."""
         number = max((int(_number(path)) for path in self._files()), default=0) + 1
         path = self.folder / NAME.format(number)
+        self.folder.mkdir(parents=True, exist_ok=True)
         write_settings(path, self._settings, {})
         write_text_atomically(path, HEADER)
         for old in self._files()[: -self.keep]:
@@ -183,11 +185,11 @@ class CertificateLog:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
-        self._size = os.fstat(self._descriptor).st_size
+        self._path, self._size = path, os.fstat(self._descriptor).st_size
 
     def append(self, model: str, question: Question, certificate: Certificate, ended: str, seconds: float) -> None:
         """Write one row; if it does not fit on the disk, nothing of it remains and a WorkError is raised."""
-        if self._size >= self.largest:
+        if self._size >= self.largest or not self._path.exists():
             os.fsync(self._descriptor)
             self._create()
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
