@@ -279,7 +279,8 @@ def test_markdown_report(make_run: MakeRun, field_file: Path, tmp_path: Path) ->
     (line,) = [line for line in text.splitlines() if line.startswith("- **a**")]
     for part in ("10 images", "n = 1,000", "n0 = 10", "alpha = 0.001", "mnist", "fp32", "10,100 votes"):
         assert part in line
-    (line,) = [line for line in text.splitlines() if line.startswith("- **noise_0.25**")]
+    note, line = [line for line in text.splitlines() if line.startswith("- **noise_0.25**")]
+    assert "compared with no run of known σ" in note
     assert "5 images" in line
     assert "votes not recorded" in line
 
