@@ -258,8 +258,11 @@ def test_model_metrics_and_log_agree(
     assert float(values["smoothcert_votes_total"]) == sum(a["votes_used"] for a in (*answers, fixed))
     assert float(values["smoothcert_answer_seconds_count"]) == 3
     assert float(values["smoothcert_queue_images"]) == 0
-    assert client.get("/docs").status_code == 404
-    assert client.get("/v1/predict").status_code == 405, "the address exists, but expects POST"
+    wanted = "expected POST /v1/predict, or GET /v1/model, /healthz, /metrics or /, got"
+    unknown, other_method = client.get("/docs"), client.get("/v1/predict")
+    assert (unknown.status_code, unknown.json()) == (404, {"error": f"{wanted} GET /docs"})
+    assert (other_method.status_code, other_method.json()) == (405, {"error": f"{wanted} GET /v1/predict"})
+    assert other_method.headers["allow"] == "POST"
     page = client.get("/")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http" not in page.text.replace("http-equiv", "")

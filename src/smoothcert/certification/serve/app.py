@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def make_app(service: Service, token: str | None = None) -> FastAPI:
     app.add_exception_handler(RefusedError, lambda request, error: problem(error.status, error))
     app.add_exception_handler(RequestError, lambda request, error: problem(400, error))
     app.add_exception_handler(HTTPException, lambda request, error: problem(error.status_code, error.detail))
+    for status in (404, 405):
+        app.add_exception_handler(status, partial(unknown_address, status))
     full = "the queue is full; try again in a second, or send fewer images"
     app.add_exception_handler(QueueFullError, lambda request, error: problem(429, full, {"Retry-After": "1"}))
     app.add_exception_handler(Exception, lambda request, error: problem(500, "internal error; see the server's output"))
@@ -126,6 +129,14 @@ def authorized(header: str, token: str) -> bool:
 
 def problem(status: int, message: object, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": one_line(message)}, status, headers)
+
+
+def unknown_address(status: int, request: Request, error: Exception) -> JSONResponse:
+    """The answer to an address that this server does not have, or has for another method."""
+    wanted = "POST /v1/predict, or GET /v1/model, /healthz, /metrics or /"
+    return problem(
+        status, f"expected {wanted}, got {request.method} {request.url.path}", getattr(error, "headers", None)
+    )
 
 
 def page_file(name: str, media_type: str) -> Callable[[], Awaitable[FileResponse]]:
