@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import digest, metrics, tiny_recipe
+from tiny import TinyNet, digest, metrics, tiny_recipe
+from torch import Tensor
 
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
+from smoothcert.models import MODELS, ModelSpec
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.several_runs import STEPS_AHEAD, Pace, train_together
@@ -22,16 +24,26 @@ def test_runs_side_by_side_equal_runs_alone(tmp_path: Path, tiny_data: ImageData
         assert digest(tmp_path / f"together{recipe.seed}") == digest(tmp_path / f"alone{recipe.seed}")
 
 
-def test_failing_runs_do_not_stop_the_others(tmp_path: Path, tiny_data: ImageData) -> None:
+class Huge(TinyNet):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images + torch.empty(2**50))
+
+
+def test_failing_runs_do_not_stop_the_others(
+    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "huge", ModelSpec("more than fits into memory", (1, 28, 28), Huge))
     (tmp_path / "blocked").write_text("a file where the run folder should be")
     jobs = [
         (tiny_recipe(batch_size=512), tiny_data, tmp_path / "large"),
         (tiny_recipe(epochs=1), tiny_data, tmp_path / "blocked"),
+        (tiny_recipe(model="huge"), tiny_data, tmp_path / "huge"),
         (tiny_recipe(epochs=1), tiny_data, tmp_path / "good"),
     ]
     failures = train_together(jobs, 2, device="cpu")
-    assert set(failures) == {tmp_path / "large", tmp_path / "blocked"}
+    assert set(failures) == {tmp_path / "large", tmp_path / "blocked", tmp_path / "huge"}
     assert isinstance(failures[tmp_path / "large"], RequestError)
+    assert str(failures[tmp_path / "huge"]).endswith("a smaller batch_size or objective.num_noise, or fewer --jobs")
     assert load_run(tmp_path / "good").finished
     with pytest.raises(RequestError, match="at least 1, got 0"):
         train_together(jobs, 0, device="cpu")

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from smoothcert.data import Images
-from smoothcert.distributed import TRAINING_SECONDS, find_device, team
-from smoothcert.errors import RequestError
+from smoothcert.distributed import TRAINING_SECONDS, find_device, out_of_memory, team
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.device import new_stream, training_device
-from smoothcert.training.loop import TrainingStatus, training_steps
+from smoothcert.training.loop import TOO_LITTLE_MEMORY, TrainingStatus, training_steps
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.run_in_progress import Options
@@ -23,6 +23,7 @@ STEPS_AHEAD = 8
 """Steps of a run that may wait on the GPU: enough to keep it busy, few enough that the other runs need not wait."""
 POLL_SECONDS = 1e-4
 """How long the host sleeps while all runs have enough steps on the GPU; shorter than a step."""
+FEWER_RUNS = f"{TOO_LITTLE_MEMORY}, or fewer --jobs"
 
 
 def train_together(
@@ -77,7 +78,8 @@ def train_together(
                 except Exception as error:  # a run that fails does not stop the others
                     # The traceback would keep the model and the data of the run in memory.
                     traceback.clear_frames(error.__traceback__)
-                    failures[folder] = error.with_traceback(None)
+                    too_large = out_of_memory(error)
+                    failures[folder] = WorkError(FEWER_RUNS) if too_large else error.with_traceback(None)
                     active.remove(run)
     return failures
 
