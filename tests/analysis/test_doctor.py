@@ -98,6 +98,11 @@ FAULTS: dict[str, tuple[Callable[[nn.Module], Any], str, str]] = {
     "bytes": (lambda f: lambda x: f(x / 255), "input-range", r"expects images in 0\.\.255 \(accuracy [78]\d%"),
     "dark": (lambda f: lambda x: f((x + 1) / 2), "normalisation", r"in \[-1, 1\] \(accuracy [78]\d%"),
     "random": (lambda f: lambda x: f(x) + 3 * torch.randn(len(x), 10), "random", "draws random numbers"),
+    "random, next to a constant": (
+        lambda f: lambda x: f(x) + 3 * torch.randn(len(x), 10) - 1e4,
+        "random",
+        "draws random numbers",
+    ),
     "seeded": (
         lambda f: lambda x: f(x) + 3 * torch.randn(len(x), 10, generator=torch.Generator().manual_seed(3)),
         "random",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.analysis.doctor_inputs import BATCH, SIMILAR, Examined, Finding, clearly_better, share
-from smoothcert.classifier import evaluating, logits_of
+from smoothcert.classifier import evaluating, logits_of, scale_of
 from smoothcert.smoothing.batch_dependence import depends_on_batch, depends_on_place
 
 
@@ -17,7 +17,7 @@ def check_mode(examined: Examined) -> Finding | None:
     pair = examined.images[:1].repeat(2, *[1] * (examined.images.ndim - 1))
     with torch.no_grad(), evaluating(examined.classifier):
         first, again = (logits_of(examined.classifier(pair)).float() for _ in range(2))
-        random = not torch.allclose(first, again, rtol=1e-3, atol=1e-3 * float(first.abs().max()))
+        random = not torch.allclose(first, again, rtol=0, atol=1e-3 * scale_of(first))
         seeded = depends_on_place(examined.classifier, pair[0])
         dependent = not seeded and depends_on_batch(examined.classifier, pair, first)
     if dependent:
