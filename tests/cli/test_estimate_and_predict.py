@@ -62,7 +62,7 @@ def brightness(num_classes):
 
 def interrupted(num_classes):
     def logits(images):
-        if images.mean() > 0.5:
+        if images.mean() > 0.9:
             raise KeyboardInterrupt
         return brightness(num_classes)(images)
     return logits
