@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smoothcert.data import Images
 from smoothcert.distributed import Team
+from smoothcert.io.text import counted
 from smoothcert.models import is_code
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
@@ -166,8 +167,8 @@ class RunInProgress:
             and first_drop >= self.recipe.epochs
         ):
             yield (
-                "objective.weight: no effect; with deferred the robustness term counts from the first epoch of "
-                f"learning_rate_drops on, and there is none below {self.recipe.epochs}"
+                "objective.weight: no effect; with deferred the robustness term starts at the first epoch of "
+                f"learning_rate_drops, and the {counted(self.recipe.epochs, 'epoch')} of the recipe have none"
             )
 
     def set_objective(self, objective: Objective) -> None:
