@@ -175,6 +175,8 @@ def test_a_radius_in_the_last_block_of_two_stages_is_within_reach() -> None:
     assert certificate.n % 250 == 0
     assert second_stage_votes(500, 500, alpha=0.001, n_max=20_000, radius_loss=0.1) < certificate.n < rule.n
     assert rule.unreachable(certificate.radius, Gaussian(SIGMA)) is None
+    exact, rounded_up = (rule.largest_radius(Gaussian(SIGMA), block) for block in (1, 250))
+    assert exact < certificate.radius <= rounded_up
 
 
 def test_grid_spends_alpha_and_keeps_the_slack() -> None:
