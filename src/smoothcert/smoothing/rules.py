@@ -167,9 +167,8 @@ class Rule:
             # is the last one. While no vote has failed, the looks before n have spent almost nothing.
             alpha = held_back if self._bounds_at_the_only_look else spendable(tested, n)
         elif self.radius_loss is not None:
-            n0 = max(self.n0, FIRST_STAGE)
-            fewer = second_stage_votes(n0, n0, alpha=alpha, n_max=n, radius_loss=self.radius_loss)
-            n = min(n, fewer + block - 1)
+            # While no vote has failed, the number of first votes does not matter.
+            n = min(n, second_stage_votes(1, 1, alpha=alpha, n_max=n, radius_loss=self.radius_loss) + block - 1)
         return largest_radius(n, noise, alpha, self.bound, self.slack)
 
     @property
