@@ -260,8 +260,9 @@ def test_l1_radius_of_a_one_coordinate_half_space_is_its_distance(family: type[N
 
 
 def test_a_radius_that_no_vote_can_reach_is_refused() -> None:
-    with pytest.raises(RequestError, match="can never be certified"):
-        certify(Rule(n0=10, n=100, alpha=0.1, radii=(30.0,), slack=1e-10), at_distances(0.1))
+    for radii in ((30.0,), (0.1, 30.0)):
+        with pytest.raises(RequestError, match="30 can never be certified"):
+            certify(Rule(n0=10, n=100, alpha=0.1, radii=radii, slack=1e-10), at_distances(0.1))
     with pytest.raises(RequestError, match="can never be certified"):  # half of the width of the noise is 0.87
         certify(Rule(n0=10, n=100, alpha=0.1, radii=(1.0,)), at_distances(0.1), noise=Uniform(SIGMA))
 
