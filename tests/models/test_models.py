@@ -227,3 +227,22 @@ def test_wrong_requests_are_refused() -> None:
 
 def test_the_classifier_bias_of_densenet_starts_at_zero() -> None:
     assert not MODELS["densenet40"].build(10).get_parameter("fc.bias").any()
+
+
+@pytest.mark.parametrize("name", ["resnet20", "densenet40", "resnet50"])
+def test_logits_are_computed_in_float32_under_autocast(name: str) -> None:
+    """From the same features as without autocast; in bf16 they would have 8 bits, and so would their gradients."""
+    torch.manual_seed(0)
+    model = build_model(name, (3, 32, 32), 10)
+    last: list[tuple[Tensor, Tensor]] = []
+    layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    layer.register_forward_hook(lambda module, inputs, output: last.append((inputs[0], output)))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(torch.rand(2, 3, 32, 32))
+    features, output = last[0]
+    assert logits is output
+    expected = features.double() @ layer.weight.double().T + layer.bias.double()
+    torch.testing.assert_close(logits.double(), expected, rtol=0, atol=1e-5)
+    assert not torch.equal(logits, logits.bfloat16().float())
+    (gradient,) = torch.autograd.grad(logits.square().sum(), layer.weight)
+    torch.testing.assert_close(gradient, 2 * logits.detach().T @ features.detach(), rtol=1e-4, atol=1e-4)

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from smoothcert.models.logits import linear_logits
+
 GROWTH, FIRST_CHANNELS, LAYERS = 12, 24, 6
 
 
@@ -51,5 +53,4 @@ class DenseNet40(nn.Module):
         x = F.avg_pool2d(self.dense2(x), 2)
         x = self.dense3(x)
         x = F.adaptive_avg_pool2d(F.relu(self.bn(x)), 1)
-        logits: Tensor = self.fc(torch.flatten(x, 1))
-        return logits
+        return linear_logits(self.fc, torch.flatten(x, 1))

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from smoothcert.models.logits import linear_logits
+
 EXPANSION = 4
 
 
@@ -55,5 +57,4 @@ class ResNet50(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.bn1(self.conv1(images))), 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        logits: Tensor = self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
-        return logits
+        return linear_logits(self.fc, torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from smoothcert.models.kernels import apply_to, is_plain, kernel_dtype
+from smoothcert.models.logits import linear_logits
 
 
 class BasicBlock(nn.Module):
@@ -84,5 +85,4 @@ class CifarResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(images)))
         x = self.layer3(self.layer2(self.layer1(x)))
-        logits: Tensor = self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
-        return logits
+        return linear_logits(self.fc, torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
