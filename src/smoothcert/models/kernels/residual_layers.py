@@ -5,7 +5,9 @@ kernel takes a gradient through a convolution, a shortcut, a ReLU and the sums o
 are in `residual_kernels`.
 """
 
+import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -31,9 +33,9 @@ NUMBERS, FEW = 16384, 8
 """Values that one program adds at once, and the number of channels that it adds."""
 BLOCK = 1024
 """Values per program of elementwise kernels."""
-KEPT_BYTES, LAYERS_AT_ONCE = 5 * 10**9, 12
-"""Above this many bytes of activations per stage, the backward pass recomputes them, a few layers at a time, instead of
-keeping them. MACER on CIFAR-10 (4,096 inputs) would keep 10, 5 and 2 GB; with this limit a step needs 9.2 GB."""
+KEPT_SHARE, LAYERS_AT_ONCE = 1 / 8, 12
+"""Above this share of the GPU's memory for the activations of a stage, the backward pass recomputes them, a few layers
+at a time, instead of keeping them. The stages of MACER on CIFAR-10 (4,096 inputs) have 10, 5 and 2 GB."""
 
 
 class Layers(NamedTuple):
@@ -93,10 +95,20 @@ def residual_layers(
     return out.permute(0, 3, 1, 2)
 
 
+@cache
+def kept_bytes(gpu: int | None) -> float:
+    """Bytes of activations that a stage may keep for the backward pass; None stands for a CPU."""
+    memory = math.inf if gpu is None else torch.cuda.get_device_properties(gpu).total_memory
+    return KEPT_SHARE * memory
+
+
+kept_bytes._dynamo_marked_constant = True  # type: ignore[attr-defined] # torch.compile cannot trace it
+
+
 def _trained_in_parts(x: Tensor, shortcut: Tensor | None, momentum: float, epsilon: float, layers: Layers) -> Tensor:
     """All layers at once, or a few blocks at a time if all of them would need too much memory."""
     number = len(layers.weights)
-    again = 2 * number * x.numel() * x.element_size() > KEPT_BYTES
+    again = 2 * number * x.numel() * x.element_size() > kept_bytes(x.device.index)
     # A part ends with a layer that adds a shortcut, so that the next part needs only the output of that layer.
     first = number if not again else LAYERS_AT_ONCE - (shortcut is not None)
     ends = [*range(first, number, LAYERS_AT_ONCE), number]
