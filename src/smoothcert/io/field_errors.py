@@ -3,9 +3,9 @@
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, printable
@@ -22,6 +22,29 @@ PLAIN_WORDS = {
 }
 """Words of pydantic -> those of our messages."""
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class FieldsError(RequestError):
+    """One line about the wrong fields of a record, and what pydantic found, for a record that contains this one."""
+
+    def __init__(self, kind: type[BaseModel], error: ValidationError) -> None:
+        super().__init__(describe_errors(kind, error))
+        self.kind = kind
+        self.error = error
+
+
+class Record(BaseModel):
+    """A frozen record without unknown fields. Wrong ones are a RequestError of one line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __init__(self, **fields: Any) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise FieldsError(type(self), error) from error
 
 
 def validated(kind: type[Model], fields: Mapping[str, Any], prefix: str = "") -> Model:
@@ -70,6 +93,9 @@ def _synonyms(kind: type[BaseModel], field: str, prefix: str) -> list[str]:
 
 def _describe(kind: type[BaseModel], error: Any, prefix: str) -> str:
     field = prefix + ".".join(str(part) for part in error["loc"])
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, FieldsError):  # of a record in a record, or of the record itself
+        return describe_errors(cause.kind, cause.error, f"{field}." if error["loc"] else prefix)
     if error["type"] == "extra_forbidden":
         names = [prefix + name for name in field_descriptions(kind)]
         hint = did_you_mean(field, sorted(names), synonyms=_synonyms(kind, field, prefix))

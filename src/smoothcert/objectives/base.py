@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from smoothcert.classifier import Classifier as Classifier
 from smoothcert.classifier import logits_under_noise as logits_under_noise
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import validated
+from smoothcert.io.field_errors import Record, validated
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -55,14 +55,12 @@ class LossTerms(NamedTuple):
     noisy_logits: Tensor | None
 
 
-class Objective(BaseModel, ABC):
+class Objective(Record, ABC):
     """A training method: a frozen record of its hyper-parameters, and its loss.
 
     `loss` is a pure function of its arguments with static shapes. It never waits for the device: no `.item()`, no
     boolean indexing, no `if tensor`. Attacks inside it may switch the classifier to eval mode, and restore the mode.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     """Of a built-in method; others are known by a reference to their class."""

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from smoothcert.io.field_errors import Record
 from smoothcert.objectives.base import Classifier, Objective, Progress
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
 
 
-class Adversary(BaseModel):
+class Adversary(Record):
     """An attack on the smoothed classifier inside an L2 ball whose radius warms up over ten epochs.
 
     xhat = argmax over ||x' - x||_2 <= epsilon * w(epoch) of -log pbar_y(x'),   pbar = mean_i F(x' + delta_i)
     (Salman et al. 2019, https://arxiv.org/abs/1906.04584)
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     attack: Literal["pgd", "ddn"] = Field(
         default="pgd", description="projected gradient, or decoupled direction and norm"
@@ -42,14 +41,12 @@ class Adversary(BaseModel):
         return list(iterates)[-1]
 
 
-class NoiseAttack(BaseModel):
+class NoiseAttack(Record):
     """Move each noise on the sphere of its norm until the image is misclassified (Sun et al. 2024).
 
     T times, for each noise separately: where x + delta is classified correctly,
     delta <- |delta_0| * unit(delta + eps * unit(gradient of CE(z(x + delta), y)))
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     steps: int = Field(default=4, ge=1, description="attack steps (T)")
     step_size: float = Field(default=0.5, gt=0, description="L2 length of an attack step (eps)")

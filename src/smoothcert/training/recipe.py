@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import LETTERS, describe_errors, shown, validated
+from smoothcert.io.field_errors import LETTERS, Record, describe_errors, shown, validated
 from smoothcert.io.files import write_text_atomically
 from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
@@ -95,19 +95,11 @@ MOST = 1_000_000
 """The largest number of epochs, noisy copies or attack steps."""
 
 
-class Recipe(BaseModel):
-    """The base of all recipes: frozen, without unknown keys, written as YAML."""
+class Recipe(Record):
+    """The base of all recipes, which are written as YAML."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     later_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that are written only if they are not at their defaults: recipes without them stay as they were."""
-
-    def __init__(self, **fields: Any) -> None:
-        """Validate the fields; a wrong one is a RequestError of one line."""
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise RequestError(describe_errors(type(self), error)) from error
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy with changed fields, which are validated: pydantic's own method accepts any name and value."""

@@ -2,7 +2,9 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
+
+from smoothcert.io.field_errors import Record
 
 FEWEST_VOTES = 4
 """The fewest votes from which a positive radius follows: with 3 the lower bound of three agreeing votes is 0.46."""
@@ -14,10 +16,9 @@ def _enough_votes(votes: int) -> int:
     return votes
 
 
-class Uniform(BaseModel):
+class Uniform(Record):
     """Each image once per epoch, in random order."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     name: ClassVar[str] = "uniform"
 
 
