@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
 from pydantic import ConfigDict, Field
@@ -83,6 +83,11 @@ class Objective(Record, ABC):
         A step that was captured or compiled is made again when this changes.
         """
         return self
+
+    def without_effect(self, epochs: int, first_drop: int) -> Iterable[str]:
+        """Return a line for each hyper-parameter that changes nothing in a run of `epochs`, whose learning rate first
+        drops in the epoch `first_drop`."""
+        return ()
 
     @abstractmethod
     def loss(

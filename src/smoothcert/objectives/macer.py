@@ -11,11 +11,13 @@ until the first learning-rate drop (`deferred`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from smoothcert.classifier import probabilities
+from smoothcert.io.text import counted
 from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, logits_under_noise
 
 if TYPE_CHECKING:  # records are read without torch
@@ -37,6 +39,13 @@ class Macer(Objective):
     )
     beta: float = Field(default=16.0, gt=0, description="inverse temperature of the softmax whose radius is maximised")
     deferred: bool = Field(default=False, description="no robustness term before the first learning-rate drop")
+
+    def without_effect(self, epochs: int, first_drop: int) -> Iterable[str]:
+        if self.deferred and first_drop >= epochs:
+            yield (
+                "objective.weight: no effect; with deferred the robustness term starts at the first epoch of "
+                f"learning_rate_drops, and the {counted(epochs, 'epoch')} of the recipe have none"
+            )
 
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress

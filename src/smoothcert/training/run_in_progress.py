@@ -13,11 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smoothcert.data import Images
 from smoothcert.distributed import Team
-from smoothcert.io.text import counted
 from smoothcert.models import is_code
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
-from smoothcert.objectives import Denoising, Macer, Objective, Progress
+from smoothcert.objectives import Denoising, Objective, Progress
 from smoothcert.objectives.inputs_per_image import inputs_by_epoch
 from smoothcert.training.captured_step import captured_step
 from smoothcert.training.checkpoint import InputSpec, Run
@@ -160,16 +159,8 @@ class RunInProgress:
             yield "compile: no effect here; only captured steps on a GPU are compiled"
         if self.recipe.teacher is None and "teacher_votes" in self.recipe.to_mapping():  # it is not the default
             yield "teacher_votes: no effect; the recipe has no teacher"
-        first_drop = min(self.recipe.learning_rate_drops, default=math.inf)
-        if (
-            isinstance(self.recipe.objective, Macer)
-            and self.recipe.objective.deferred
-            and first_drop >= self.recipe.epochs
-        ):
-            yield (
-                "objective.weight: no effect; with deferred the robustness term starts at the first epoch of "
-                f"learning_rate_drops, and the {counted(self.recipe.epochs, 'epoch')} of the recipe have none"
-            )
+        first_drop = min(self.recipe.learning_rate_drops, default=self.recipe.epochs)
+        yield from self.recipe.objective.without_effect(self.recipe.epochs, first_drop)
 
     def set_objective(self, objective: Objective) -> None:
         """Train by this objective from the next step on."""
