@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smoothcert.data.datasets import DATASETS, Split
-from smoothcert.data.download import UnreachableError, download, only_writer
+from smoothcert.data.download import UnreachableError, download, only_downloader
 from smoothcert.data.stored_images import StoredImages
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import error_line
@@ -114,7 +114,7 @@ def _unpack_official(split: Split, folder: Path, urls: Sequence[str]) -> None:
     if not urls and not present.is_file():
         raise _absent(folder, "downloading is switched off")
     try:
-        with only_writer(folder):
+        with only_downloader(folder):
             if all(path.is_file() for path in _paths(folder, split)):
                 return  # another process of this run was first
             if present.is_file():

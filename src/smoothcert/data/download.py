@@ -1,7 +1,7 @@
 """Download one file with a known SHA-256 from the first of several mirrors that delivers it; never half written."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -9,7 +9,7 @@ from rich.progress import DownloadColumn, TaskID, TimeRemainingColumn, TransferS
 
 from smoothcert.errors import WorkError, write_error
 from smoothcert.io.console import terminal_bar
-from smoothcert.io.files import locked, remove_temporaries, replaced_atomically
+from smoothcert.io.files import locked, made_folder, remove_temporaries, replaced_atomically
 from smoothcert.io.text import error_line
 
 TIMEOUT_SECONDS = 10.0  # to connect, and between two pieces of the answer
@@ -26,7 +26,7 @@ def download(urls: Sequence[str], destination: Path, sha256: str) -> None:
     On an error `destination` is as it was before. One process at a time downloads into a folder; the others wait and
     use its file. Raises UnreachableError if no mirror delivered it.
     """
-    with only_writer(destination.parent):
+    with only_downloader(destination.parent):
         if destination.is_file() and _digest(destination) == sha256:
             return
         remove_temporaries(destination)  # of a process that was killed
@@ -100,21 +100,13 @@ class _Bar:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Create `folder` and let one process at a time write into it; a folder that cannot be written to is one line.
+def only_downloader(folder: Path) -> Iterator[None]:
+    """Make `folder` and let one process at a time download into it; a folder that cannot be written to is one line.
 
-    If the body fails, folders that this created and that are still empty are removed: a misspelt one does not stay.
+    Folders that are still empty at the end are removed: a misspelt one does not stay.
     """
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with locked(folder / ".lock", wait=True):
-                yield
-        except BaseException:
-            for path in new:
-                with suppress(OSError):
-                    path.rmdir()
-            raise
+        with made_folder(folder), locked(folder / ".lock", wait=True):
+            yield
     except OSError as error:
         raise write_error(folder, error) from error

@@ -5,7 +5,7 @@ import glob
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from smoothcert.errors import RequestError, write_error
@@ -45,6 +45,24 @@ def write_text_atomically(path: Path, text: str) -> None:
     """Replace `path` by a file that holds `text`."""
     with replaced_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make `folder` and its parents; afterwards remove those that it has made and in which nothing was written."""
+    with ExitStack() as stack:
+        for each in reversed([folder, *folder.parents]):
+            if not each.is_dir():
+                with suppress(FileExistsError):  # another process may make it meanwhile, and then owns it
+                    each.mkdir()
+                    stack.callback(_remove_empty, each)
+        folder.mkdir(exist_ok=True)  # refuses a file in its place
+        yield
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):  # it is not empty
+        folder.rmdir()
 
 
 def check_inside(path: Path, folder: Path) -> None:

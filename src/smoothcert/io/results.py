@@ -10,7 +10,14 @@ from typing import IO, Any, Generic, TypeVar
 
 from smoothcert.errors import RequestError, WorkError, write_error
 from smoothcert.io.compressed import compressed_form, plain_form, stem
-from smoothcert.io.files import LockedError, check_regular_file, locked, remove_temporaries, write_text_atomically
+from smoothcert.io.files import (
+    LockedError,
+    check_regular_file,
+    locked,
+    made_folder,
+    remove_temporaries,
+    write_text_atomically,
+)
 from smoothcert.io.references import full_name
 from smoothcert.io.text import error_line
 
@@ -98,11 +105,7 @@ def only_writer(path: Path, otherwise: str = "choose another --name") -> Iterato
     """
     with ExitStack() as stack:
         try:
-            for folder in reversed([path.parent, *path.parent.parents]):
-                with suppress(FileExistsError):  # another process may make it meanwhile, and then owns it
-                    if not folder.is_dir():
-                        folder.mkdir()
-                        stack.callback(_remove_empty, folder)
+            stack.enter_context(made_folder(path.parent))
             stack.enter_context(locked(_lock(path), wait=False))
         except LockedError as error:
             raise RequestError(f"{path}: another process is writing it; wait for it, or {otherwise}") from error
@@ -111,11 +114,6 @@ def only_writer(path: Path, otherwise: str = "choose another --name") -> Iterato
         for file in (plain_form(path), compressed_form(path), settings_path(path)):
             remove_temporaries(file)
         yield
-
-
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not empty
-        folder.rmdir()
 
 
 @contextmanager
