@@ -9,7 +9,7 @@ from rich.progress import DownloadColumn, TaskID, TimeRemainingColumn, TransferS
 
 from smoothcert.errors import WorkError, write_error
 from smoothcert.io.console import terminal_bar
-from smoothcert.io.files import locked, made_folder, remove_temporaries, replaced_atomically
+from smoothcert.io.files import file_digest, locked, made_folder, remove_temporaries, replaced_atomically
 from smoothcert.io.text import error_line
 
 TIMEOUT_SECONDS = 10.0  # to connect, and between two pieces of the answer
@@ -27,7 +27,7 @@ def download(urls: Sequence[str], destination: Path, sha256: str) -> None:
     use its file. Raises UnreachableError if no mirror delivered it.
     """
     with only_downloader(destination.parent):
-        if destination.is_file() and _digest(destination) == sha256:
+        if destination.is_file() and file_digest(destination) == sha256:
             return
         remove_temporaries(destination)  # of a process that was killed
         problems: list[str] = []
@@ -54,14 +54,8 @@ def _fetch(url: str, path: Path, sha256: str, name: str) -> None:
             fetch(url, str(path), None)
         except RequestException as error:
             raise UnreachableError(f"{url}: {_reason(error)}") from error
-    if (digest := _digest(path)) != sha256:
+    if (digest := file_digest(path)) != sha256:
         raise UnreachableError(f"{url}: expected SHA-256 {sha256}, got {digest}")
-
-
-def _digest(path: Path) -> str:
-    import pooch
-
-    return str(pooch.file_hash(str(path), alg="sha256"))
 
 
 def _reason(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import errno
 import glob
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -79,6 +80,12 @@ def check_regular_file(path: Path) -> None:
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "a pipe, socket or device"
         raise RequestError(f"{path}: expected a file, got {kind}; give another path")
+
+
+def file_digest(file: Path) -> str:
+    """SHA-256 of the content of a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from smoothcert.errors import RequestError, write_error
-from smoothcert.io.files import remove_temporaries, replaced_atomically, write_text_atomically
+from smoothcert.io.files import file_digest, remove_temporaries, replaced_atomically, write_text_atomically
 from smoothcert.io.results import only_writer
 
 MANIFEST = ".smoothcert-report.json"
@@ -80,8 +80,7 @@ def _foreign(path: Path, digests: list[str]) -> bool:
     if path.is_symlink() or not path.is_file():
         return True
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() not in digests
+        return file_digest(path) not in digests
     except OSError:
         return True
 

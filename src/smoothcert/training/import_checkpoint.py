@@ -18,6 +18,7 @@ from torch import Tensor
 
 from smoothcert.data import DATASETS, Normalization
 from smoothcert.errors import RequestError
+from smoothcert.io.files import file_digest
 from smoothcert.models import MODELS, as_module, check_outputs, is_code
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, write_new_run
 from smoothcert.training.choices import InputLayer
@@ -30,7 +31,6 @@ from smoothcert.training.weights_file import (
     COUNTER,
     INPUT_BUFFERS,
     describe_problems,
-    file_digest,
     find_state_dict,
     matched_by_name,
     read_checkpoint,

@@ -13,6 +13,7 @@ from smoothcert.classifier import Classifier, device_of, evaluating, logits_of
 from smoothcert.data import Images
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.files import file_digest
 from smoothcert.io.text import error_line
 from smoothcert.models import as_module, is_hub, own_model
 from smoothcert.smoothing.accuracy import at_chance, independent_accuracy
@@ -20,7 +21,6 @@ from smoothcert.training.run_folder import weights_in
 from smoothcert.training.weights_file import (
     INPUT_BUFFERS,
     describe_problems,
-    file_digest,
     find_state_dict,
     matched_by_name,
     read_checkpoint,

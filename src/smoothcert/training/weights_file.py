@@ -1,6 +1,5 @@
 """Weights in the files of other programs: how they are read without running code, found, and matched by name."""
 
-import hashlib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -142,9 +141,3 @@ def describe_problems(names: Mapping[str, Sequence[str]]) -> list[str]:
         for kind, some in names.items()
         if some
     ]
-
-
-def file_digest(file: Path) -> str:
-    """SHA-256 of the content of a file."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
