@@ -8,6 +8,7 @@ import torch
 
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.data import datasets
+from smoothcert.papers.reproduce.planning import QUICK_CHANGES
 from smoothcert.report import style
 
 quickstart = import_module("smoothcert.cli.quickstart")  # the package has a command of that name
@@ -23,8 +24,8 @@ def test_methods_have_the_published_order_on_the_sample(tmp_path: Path, monkeypa
         "load_dataset",
         lambda name, split, *_, **__: (d := load(name, split)).subset(torch.arange(len(d))[few[split]]),
     )
-    budget = [change for change in quickstart.BUDGET if not change.startswith(("epochs", "learning_rate_drops"))]
-    monkeypatch.setattr(quickstart, "BUDGET", (*budget, "model=tiny", "epochs=1", "learning_rate_drops=[]"))
+    budget = [change for change in QUICK_CHANGES["mnist"] if not change.startswith(("epochs", "learning_rate_drops"))]
+    monkeypatch.setitem(QUICK_CHANGES, "mnist", (*budget, "model=tiny", "epochs=1", "learning_rate_drops=[]"))
     monkeypatch.setattr(quickstart, "VOTES", 100)
     monkeypatch.setattr(quickstart, "SKIP", 80)
     quickstart.quickstart(tmp_path)
