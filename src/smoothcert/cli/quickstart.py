@@ -18,7 +18,7 @@ OUT = Path("quickstart")
 
 
 def quickstart(out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = OUT) -> None:
-    """Train, certify and compare three small networks on a bundled MNIST sample, in three to four minutes."""
+    """Train, certify and compare three small networks on a bundled MNIST sample, in one to four minutes."""
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.papers.reproduce.run_state import Resources
     from smoothcert.papers.sweep import plan_runs
