@@ -20,7 +20,6 @@ from smoothcert.smoothing.certificate import ABSTAIN
 
 STEPS_PER_UNIT = 10_000
 """Radii are rounded down to a multiple of 1 / STEPS_PER_UNIT."""
-_LARGEST = 2.0**40
 PER_KIND = 24
 """Images of a list."""
 DIFFER = "runs differ"
@@ -80,7 +79,7 @@ def in_steps(radii: ArrayLike, per_unit: int = STEPS_PER_UNIT) -> NDArray[np.int
 
     No radius is shown larger than it was certified, and one with as few decimals stays the same.
     """
-    values = np.asarray(radii, dtype=np.float64).clip(max=_LARGEST / per_unit)
+    values = np.asarray(radii, dtype=np.float64)
     steps: NDArray[np.float64] = np.floor(values * per_unit)
     # The product may have been rounded across a whole number, in either direction.
     steps += (steps + 1) / per_unit <= values

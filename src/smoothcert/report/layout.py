@@ -42,7 +42,7 @@ class Column:
 
     key: str
     title: str
-    value: Callable[[Any], Value] = lambda subject: None
+    value: Callable[[Any], Value]
     """From the subject of a row (a run, a mean over seeds) to the number or text in its cell."""
     decimals: int | None = None
     csv_only: bool = False

@@ -122,11 +122,9 @@ def row_of_file(finished: Sequence[PlannedRun]) -> PublishedFor:
     """
     by_file = {run.certificates.resolve(): run for run in finished}
 
-    def find(path: Path, _: Mapping[str, Any]) -> Published | None:
-        run = by_file.get(path.resolve())
-        if run is None or run.recipe is None:
-            return None
-        return replace(published(run.paper, run.recipe, path), rows=())
+    def find(path: Path, _: Mapping[str, Any]) -> Published:
+        run = by_file[path.resolve()]
+        return replace(published(run.paper, run.known_recipe, path), rows=())
 
     return find
 
