@@ -292,8 +292,10 @@ def test_an_image_is_shown_under_all_runs_and_the_largest_differences_come_first
 def test_without_pictures_the_page_lists_the_images_and_the_reason(
     gallery: Gallery | None, settings: dict[str, Any], reason: str
 ) -> None:
-    (run,) = embedded(page(("a", our_file(**settings)), gallery=gallery))["gallery"]["runs"]
+    data = embedded(page(("a", our_file(**settings)), gallery=gallery))["gallery"]
+    (run,) = data["runs"]
     assert run["note"] == reason
+    assert not data["pictures"]
     cards = [card for kind in run["kinds"] for card in kind["images"]]
     assert len(cards) == 16
     assert {card["picture"] for card in cards} == {None}

@@ -122,29 +122,32 @@ def gallery_data(summaries: Sequence[Summary], gallery: Gallery | None, labels: 
     answers: dict[Source, Pictures | str] = dict.fromkeys(wanted, NOT_ASKED if gallery is None else NOT_RECORDED)
     if gallery is not None:
         answers |= {source: gallery(*source, sorted(some)) for source, some in wanted.items() if source is not None}
-    available = [(source, answer.files) for source, answer in answers.items() if isinstance(answer, Pictures)]
-    pictures = {(source, index): _data_uri(file) for source, files in available for index, file in files.items()}
-    numbers = {place: number for number, place in enumerate(pictures)}
+    pictures: list[str] = []
+    numbers: dict[Source, dict[int, int]] = {}  # index of an image -> number of its picture
     runs: list[dict[str, Any]] = []
     outcomes = []
     for number, ((_, source), members) in enumerate(groups.items()):
         rows = [row for member in members for row in shown[member.name]]
         names = class_names_of(members[0].file)
         answer = _checked(answers[source], rows, names)
-        shown_pictures, reason = ({}, one_line(answer)) if isinstance(answer, str) else (numbers, None)
+        reason = one_line(answer) if isinstance(answer, str) else None
+        if isinstance(answer, Pictures) and source not in numbers:
+            numbers[source] = {index: n for n, index in enumerate(answer.files, len(pictures))}
+            pictures += map(_data_uri, answer.files.values())
+        number_of = {} if isinstance(answer, str) else numbers[source]
         outcomes.append(_outcomes(members, sorted({row.index for row in rows}), len(runs), names))
         for member in members:
             lists = [
                 {
                     "title": kind,
                     "total": total,
-                    "images": [_card(row, names, shown_pictures.get((source, row.index))) for row in images],
+                    "images": [_card(row, names, number_of.get(row.index)) for row in images],
                 }
                 for kind, (images, total) in kinds[member.name].items()
             ]
-            run = {"name": one_line(member.name), "label": labels[member.name], "group": number, "kinds": lists}
-            runs.append({**run, "note": reason})
-    return {"runs": runs, "groups": outcomes, "pictures": list(pictures.values())}
+            name = one_line(member.name)
+            runs.append({"name": name, "label": labels[member.name], "group": number, "kinds": lists, "note": reason})
+    return {"runs": runs, "groups": outcomes, "pictures": pictures}
 
 
 def _kinds_of_runs(summaries: Sequence[Summary]) -> dict[str, dict[str, tuple[list[CertifiedImage], int]]]:
