@@ -330,10 +330,11 @@ def test_on_paper_no_table_is_cut_and_hints_on_clicks_are_left_out(opened: Brows
 
 
 def test_on_paper_everything_is_unfolded_and_in_light_colours(opened: Browser) -> None:
+    colour = "getComputedStyle(document.querySelector('#provenance .swatch')).backgroundColor"
     opened.call(
         "Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}]
     )
-    assert opened.value("getComputedStyle(document.querySelector('.swatch')).backgroundColor") == "rgb(160, 82, 45)"
+    assert opened.value(colour) == "rgb(160, 82, 45)"
     assert opened.value("getComputedStyle(document.querySelector('nav')).display") == "none"
     opened.value("dispatchEvent(new Event('beforeprint'))")
     assert opened.value("document.querySelectorAll('details:not([open])').length") == 0
@@ -342,7 +343,7 @@ def test_on_paper_everything_is_unfolded_and_in_light_colours(opened: Browser) -
     opened.call(
         "Emulation.setEmulatedMedia", media="screen", features=[{"name": "prefers-color-scheme", "value": "dark"}]
     )
-    assert opened.value("getComputedStyle(document.querySelector('.swatch')).backgroundColor") == "rgb(215, 161, 126)"
+    assert opened.value(colour) == "rgb(215, 161, 126)"
     opened.call("Emulation.setEmulatedMedia", media="", features=[])
 
 
