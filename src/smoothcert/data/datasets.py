@@ -14,6 +14,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
 
 if TYPE_CHECKING:
+    from smoothcert.data.stored_images import StoredImages
     from smoothcert.data.streamed_images import Images
 
 Split = Literal["train", "test"]
@@ -41,12 +42,16 @@ class Normalization:
 class DatasetSpec:
     """The properties of a data set that are known before it is read, and its reader: `load(split, folder)`."""
 
+    title: str
+    """The name that people use."""
     description: str
     shape: tuple[int, int, int]
     num_classes: int
     sizes: tuple[int, int]
     """Numbers of training and test images."""
     load: "Callable[[Split, Path], Images]"
+    read: "Callable[[Split, Path], StoredImages] | None" = None
+    """`load` without torch, and without a download; None if `load` downloads nothing."""
     normalization: Normalization | None = None
     class_names: tuple[str, ...] | None = None
     """The names of the classes, if they do not depend on the files."""
@@ -60,29 +65,36 @@ def _reader(module: str) -> Any:
 
 DATASETS: dict[str, DatasetSpec] = {
     "mnist": DatasetSpec(
+        title="MNIST",
         description="handwritten digits, 60,000 training and 10,000 test images; downloaded when absent",
         shape=(1, 28, 28),
         num_classes=10,
         sizes=(60_000, 10_000),
         load=lambda split, folder: _reader("mnist").load(split, folder),
+        read=lambda split, folder: _reader("mnist").read(split, folder),
     ),
     "mnist-sample": DatasetSpec(
+        title="MNIST sample",
         description="the first 10,000 training and 2,000 test images of MNIST; bundled, needs no network",
         shape=(1, 28, 28),
         num_classes=10,
         sizes=(10_000, 2_000),
         load=lambda split, _folder: _reader("mnist").load_sample(split),
+        read=lambda split, _folder: _reader("mnist").read_sample(split),
     ),
     "cifar10": DatasetSpec(
+        title="CIFAR-10",
         description="photographs of ten classes, 50,000 training and 10,000 test images; downloaded when absent",
         shape=(3, 32, 32),
         num_classes=10,
         sizes=(50_000, 10_000),
         load=lambda split, folder: _reader("cifar10").load(split, folder),
+        read=lambda split, folder: _reader("cifar10").read(split, folder),
         normalization=Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
         class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
     "imagenet": DatasetSpec(
+        title="ImageNet",
         description="ILSVRC2012, 1,281,167 training and 50,000 validation images of 1,000 classes; never downloaded",
         shape=(3, 224, 224),
         num_classes=1000,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from smoothcert.data import DATASETS
 from smoothcert.io.text import one_line
 
 METHODS = {
@@ -19,7 +20,6 @@ METHODS = {
     "distillation": "Distillation",
 }
 """Name of a method without underscores -> the name that people use."""
-DATASETS = {"mnist": "MNIST", "mnist-sample": "MNIST sample", "cifar10": "CIFAR-10", "imagenet": "ImageNet"}
 IN_SENTENCES = {"mnist": "digits of MNIST", "mnist-sample": "digits of the MNIST sample"}
 """Data set -> its images in a sentence, where that is not "images of" and its name."""
 NETWORKS = {"lenet": "LeNet", "densenet": "DenseNet"}
@@ -107,7 +107,8 @@ def dataset_name(dataset: str) -> str:
     if colon and kind in ("folder", "npz"):
         return one_line(PurePath(path).name or path)
     known, space, rest = dataset.partition(" ")
-    return one_line(f"{DATASETS.get(known, known)}{space}{rest}")
+    title = DATASETS[known].title if known in DATASETS else known
+    return one_line(f"{title}{space}{rest}")
 
 
 def images_text(count: int, dataset: str | None, split: str | None) -> str:

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from smoothcert.data import UNSPLIT, Split, cifar10, default_folder, mnist
+from smoothcert.data import DATASETS, UNSPLIT, Split, default_folder
 from smoothcert.data.stored_images import StoredImages
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.references import same_reference
 from smoothcert.report.html_data import Pictures
 
 if TYPE_CHECKING:
-    from smoothcert.data import ImageData, ImageFiles
+    from smoothcert.data import ImageData, ImageFiles, Images
 
 THUMBNAIL = 96
 EXACT = 48
@@ -67,36 +67,23 @@ def own_images(dataset: str) -> bool:
 def _chosen(dataset: str, split: Split, folder: Path, indices: Sequence[int]) -> tuple[list[int], StoredImages | None]:
     """The `indices` that the data set has, and these images, if it is on this machine; None for an unknown name.
 
-    Each reader is listed here, because those of DATASETS may download. Common data sets are read without torch, whose
-    import takes longer than most reports.
+    Common data sets are read without torch, whose import takes longer than most reports.
     """
-    kind = dataset.partition(":")[0]  # which also says whether files are not the official ones
-    if kind in ("folder", "npz") or kind.startswith("imagenet"):
-        return _chosen_with_torch(dataset, split, folder, indices)
-    if kind in ("mnist", "mnist-sample"):
-        stored = mnist.read(split, folder) if kind == "mnist" else mnist.read_sample(split)
-    elif kind.startswith("cifar10"):
-        stored = cifar10.read(split, folder)
-    else:
+    spec = DATASETS.get(dataset.partition(" (")[0])  # the rest says that the files are not the official ones
+    if spec is not None and spec.read is not None:
+        stored = spec.read(split, folder)
+        known = [index for index in indices if 0 <= index < len(stored.labels)]
+        return known, stored._replace(images=stored.images[known], labels=stored.labels[known])
+    if spec is None and not own_images(dataset):
         return [], None
-    known = [index for index in indices if 0 <= index < len(stored.labels)]
-    return known, stored._replace(images=stored.images[known], labels=stored.labels[known])
-
-
-def _chosen_with_torch(
-    dataset: str, split: Split, folder: Path, indices: Sequence[int]
-) -> tuple[list[int], StoredImages | None]:
-    """See `_chosen`; for data whose files are decoded one by one."""
     import torch
 
-    from smoothcert.data import imagenet, load_npz
+    from smoothcert.data import load_npz
 
     kind, _, path = dataset.partition(":")
-    data: ImageData | ImageFiles
-    if kind.startswith("imagenet"):
-        data = imagenet.load(split, folder)
-    elif not path:
-        return [], None
+    data: Images
+    if spec is not None:
+        data = spec.load(split, folder)
     else:
         data = _own_folder(Path(path), split) if kind == "folder" else load_npz(Path(path), split)
     known = [index for index in indices if 0 <= index < len(data)]
