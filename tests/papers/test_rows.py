@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from smoothcert.io.results import stored_settings, write_settings
+from smoothcert.certification.certificates import CertificatesFile
+from smoothcert.io.results import read_settings, settings_path, write_settings
 from smoothcert.objectives import Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.papers.rows import PaperRun, differences_from, paper_runs, published, published_for
@@ -160,7 +161,12 @@ def certificates(folder: Path, recipe: TrainRecipe | None, epoch: object = None,
 def row_in(table: str) -> Callable[[Path], Published | None]:
     """From a certificates file to its row of `table`, by the settings next to the file."""
     find = published_for(table)
-    return lambda path: find(path, stored_settings(path))
+    return lambda path: find(file_at(path))
+
+
+def file_at(path: Path) -> CertificatesFile:
+    stored = read_settings(path) if settings_path(path).exists() else {"settings": {}, "provenance": {}}
+    return CertificatesFile(path, (), **stored)
 
 
 @pytest.mark.parametrize("table", paper_table_names())
@@ -214,7 +220,7 @@ def test_changed_hyper_parameters_are_reported(tmp_path: Path) -> None:
     run = only("consistency/supp-table2", "SmoothAdv + Consistency (lambda=1)", 0.5)
     assert run.recipe is not None
     changed = with_overrides(run.recipe, ["objective.num_noise=2", "objective.adversary.steps=2"])
-    row = published(run, changed, certificates(tmp_path / "a", changed))
+    row = published(run, changed, file_at(certificates(tmp_path / "a", changed)))
     assert row.acr == 1.697
     assert row.differences == ("num_noise 2, the paper's 4", "adversary.steps 2, the paper's 10")
 

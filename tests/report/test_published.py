@@ -24,7 +24,7 @@ ROW = Published(TABLE, "SmoothMix (eta=5)", 0.3, {0.0: 60.0, 0.5: 39.9, 1.0: 12.
 
 def only(name: str, row: Published = ROW) -> Any:
     """A matcher that finds `row` for the run called `name`."""
-    return lambda path, settings: row if path.parent.parent.name == name else None
+    return lambda file: row if file.path.parent.parent.name == name else None
 
 
 def test_published_row_and_difference_in_every_format(make_run: MakeRun, tmp_path: Path) -> None:
@@ -56,9 +56,7 @@ def test_published_row_and_difference_in_every_format(make_run: MakeRun, tmp_pat
 def test_runs_come_in_the_order_of_the_table(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(name) for name in ("unknown", "second", "first")]
     published = {name: replace(ROW, row=name, rows=("first", "missing", "second")) for name in ("first", "second")}
-    report = write_report(
-        runs, tmp_path, ["csv"], published=lambda path, settings: published.get(path.parent.parent.name)
-    )
+    report = write_report(runs, tmp_path, ["csv"], published=lambda file: published.get(file.path.parent.parent.name))
     assert [summary.name for summary in report.contents.summaries] == ["first", "second", "unknown"]
 
 
@@ -178,11 +176,11 @@ def test_a_file_of_another_tool_and_mixed_votes() -> None:
 
 def test_runs_that_differ_alike_share_a_line(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("a"), make_run("b")]
-    contents = write_report(runs, tmp_path / "out", ["csv"], published=lambda path, settings: ROW).contents
+    contents = write_report(runs, tmp_path / "out", ["csv"], published=lambda file: ROW).contents
     assert list(contents.notes.values()) == [["a", "b"]]
     run = make_run("c", rows_of(10_000, 100_000, 100, 10), n=100_000, n0=100)
     row = replace(ROW, differences=())
-    contents = write_report([run], tmp_path / "out", ["csv"], published=lambda path, settings: row).contents
+    contents = write_report([run], tmp_path / "out", ["csv"], published=lambda file: row).contents
     assert contents.notes == {AS_PUBLISHED: ["c"]}
 
 
@@ -202,7 +200,7 @@ def test_no_run_of_the_table(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(
         RequestError, match=r"^a, b: expected a run that the paper's table has.*another table"
     ) as caught:
-        write_report([make_run("a"), make_run("b")], tmp_path / "out", published=lambda path, settings: None)
+        write_report([make_run("a"), make_run("b")], tmp_path / "out", published=lambda file: None)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -211,7 +209,7 @@ def test_certificates_at_another_sigma_than_the_training(make_run: MakeRun, tmp_
     good, bad = make_run("a", training_sigma=0.5), make_run("b", training_sigma=1.0)
     expected = r"b/certificates/test\.tsv: expected certificates at the sigma of training, 1\.0, .*--sigma 1\.0"
     with pytest.raises(RequestError, match=expected) as caught:
-        write_report([good, bad], tmp_path / "out", published=lambda path, settings: ROW)
+        write_report([good, bad], tmp_path / "out", published=lambda file: ROW)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
     write_report([good, bad], tmp_path / "out", ["csv"], published=only("a")), "what is not compared may differ"

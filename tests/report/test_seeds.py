@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 from scipy import stats
 
-from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import WorkError
 from smoothcert.report import Published, write_report
 from smoothcert.report.contents import LatexTable
@@ -227,7 +227,7 @@ def test_a_damaged_recipe_is_named(make_run: MakeRun, tmp_path: Path, content: s
 def test_the_published_row_of_all_seeds(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [seeded(make_run, f"a{seed}", seed, 1.0 + 0.2 * seed) for seed in range(2)]
     row = Published("mnist/acr-over-5-seeds", "Gaussian (5 seeds)", 0.5676, {}, ())
-    write_report(runs, tmp_path / "out", ["csv", "md"], radii=[0.0], published=lambda path, settings: row)
+    write_report(runs, tmp_path / "out", ["csv", "md"], radii=[0.0], published=lambda file: row)
     (line,) = csv.DictReader((tmp_path / "out" / "report-seeds.csv").open(newline=""))
     mean = np.mean([(1.0 + 0.2 * seed) * 21 / 40 for seed in range(2)])
     assert (line["method"], line["published_row"]) == ("gaussian", "Gaussian (5 seeds)")
@@ -238,8 +238,8 @@ def test_the_published_row_of_all_seeds(make_run: MakeRun, tmp_path: Path) -> No
     assert "| *published* |  |  | *0.5676* |" in text
     assert f"| *difference* |  |  | *+{mean - 0.5676:.4f}* |" in text
 
-    def other(path: Path, settings: object) -> Published | None:
-        return row if "a0" in str(path) else None
+    def other(file: CertificatesFile) -> Published | None:
+        return row if "a0" in str(file.path) else None
 
     write_report(runs, tmp_path / "half", ["md"], published=other)
     assert "*published*" not in (tmp_path / "half" / "report.md").read_text().split("Mean ± sd")[1]

@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.certification.model_provenance import changes_of, model_provenance
 from smoothcert.data.datasets import published_name
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.results import read_settings, settings_path
 from smoothcert.io.text import flattened
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.papers.tables import dataset_of, is_radius, matches, paper_table, published_acr
@@ -204,7 +204,7 @@ def _slug(label: str) -> str:
 
 
 def published_for(table: str) -> PublishedFor:
-    """Return the function from a certificates file and its settings to the row of `table` of its run, or None.
+    """Return the function from a certificates file to the row of `table` of its run, or None.
 
     A run reproduces a row with the same data set (or a sample of it), objective and sigma (and network, if the table
     compares networks); other differences are reported. A file without a recipe is matched by the method in its
@@ -212,31 +212,29 @@ def published_for(table: str) -> PublishedFor:
     """
     runs = paper_runs(table)
 
-    def find(path: Path, settings: Mapping[str, Any]) -> Published | None:
-        recipe = recipe_of_run(path)
+    def find(file: CertificatesFile) -> Published | None:
+        recipe = recipe_of_run(file.path)
         if recipe is not None:
             run = next((run for run in runs if _reproduces(recipe, run)), None)
-            return None if run is None else published(run, recipe, path)
-        run = _only_row(runs, settings)
+            return None if run is None else published(run, recipe, file)
+        run = _only_row(runs, file.settings)
         return None if run is None else _published(run, ["how it was trained is not recorded"])
 
     return find
 
 
-def published(run: PaperRun, recipe: TrainRecipe, path: Path) -> Published:
-    """Return the row of `run` for the certificates file `path` of a model that was trained by `recipe`."""
+def published(run: PaperRun, recipe: TrainRecipe, file: CertificatesFile) -> Published:
+    """Return the row of `run` for the certificates of a model that was trained by `recipe`."""
     differences = differences_from(run.recipe, recipe) if run.recipe is not None else []
-    stored = read_settings(path) if settings_path(path).exists() else {"settings": {}, "provenance": {}}
-    provenance = stored["provenance"]
-    model = provenance.get("model")
-    precision = _precision(recipe, model, path.resolve().parent.parent)
+    model = file.provenance.get("model")
+    precision = _precision(recipe, model, file.path.resolve().parent.parent)
     if precision not in (None, "fp32"):
         differences.append(f"precision {precision}, the paper's fp32")
     warm_up = model.get("learning_rate_warm_up") if isinstance(model, dict) else None
     if warm_up not in (None, recipe.learning_rate_warm_up):
         differences.append(f"started again, after a dead start, with {warm_up} epoch of learning-rate warm-up")
-    differences += changes_of(provenance, recipe.epochs)
-    if stored["settings"].get("denoiser"):
+    differences += changes_of(file.provenance, recipe.epochs)
+    if file.settings.get("denoiser"):
         differences.append("certified behind a denoiser")
     return _published(run, differences)
 

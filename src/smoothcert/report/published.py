@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError
@@ -38,8 +36,8 @@ class Published:
         return self.acr if radius is None else self.accuracy_at.get(radius)
 
 
-PublishedFor = Callable[[Path, Mapping[str, Any]], Published | None]
-"""From a certificates file and its settings, those of --as included, to the published row of its run."""
+PublishedFor = Callable[[CertificatesFile], Published | None]
+"""From a certificates file, whose settings may be those of --as, to the published row of its run."""
 AS_PUBLISHED = "trained and certified as in the paper, as far as the files tell"
 
 # Both papers: Cohen et al.'s CERTIFY on the whole test set, on ImageNet every 100th image of the validation set.
@@ -52,7 +50,7 @@ def published_rows(files: Sequence[tuple[str, CertificatesFile]], published: Pub
 
     The papers certify at the sigma of training: a file with another sigma cannot be compared.
     """
-    rows = {name: row for name, file in files if (row := published(file.path, file.settings)) is not None}
+    rows = {name: row for name, file in files if (row := published(file)) is not None}
     if not rows:
         names = ", ".join(name for name, _ in files)
         raise RequestError(

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from smoothcert.certification.certificates import CertificatesFile
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import counted, escape_markdown, markdown_table
@@ -122,9 +122,9 @@ def row_of_file(finished: Sequence[PlannedRun]) -> PublishedFor:
     """
     by_file = {run.certificates.resolve(): run for run in finished}
 
-    def find(path: Path, _: Mapping[str, Any]) -> Published:
-        run = by_file[path.resolve()]
-        return replace(published(run.paper, run.known_recipe, path), rows=())
+    def find(file: CertificatesFile) -> Published:
+        run = by_file[file.path.resolve()]
+        return replace(published(run.paper, run.known_recipe, file), rows=())
 
     return find
 
