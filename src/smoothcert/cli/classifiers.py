@@ -117,9 +117,12 @@ def own_inputs(
     if dataset is not None:
         images = request.load(dataset, "test", size)
         return images.shape, images.num_classes, images.class_names
-    if first is None and size is None:
-        raise RequestError("--image-size: missing; give the side of the images, or --dataset NAME, which has it")
     head = None if first is None else image_head(first)
-    width, height = (size, size) if size is not None or head is None else head.size
+    if size is not None:
+        width = height = size
+    elif head is not None:
+        width, height = head.size
+    else:
+        raise RequestError("--image-size: missing; give the side of the images, or --dataset NAME, which has it")
     channels = request.channels or (1 if head is not None and head.grey else 3)
-    return (channels, int(height or 0), int(width or 0)), None, None
+    return (channels, height, width), None, None

@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.text import one_line
 
 LOG = "reproduce.log"
 Failures = dict[Path, str]
@@ -27,7 +28,7 @@ Failures = dict[Path, str]
 def reason_of(error: Exception) -> str:
     """Return the message of `error` in one line, with its type if it is none of ours."""
     known = isinstance(error, RequestError | WorkError | OSError)
-    return " ".join(f"{'' if known else f'{type(error).__name__}: '}{error}".split())
+    return one_line(error if known else f"{type(error).__name__}: {error}")
 
 
 def call_in_processes(

@@ -33,8 +33,9 @@ class Difference:
 
     @property
     def significant(self) -> bool:
-        enough = self.standard_error is not None and self.images >= FEWEST
-        return enough and abs(self.value) > SIGNIFICANT * (self.standard_error or 0.0)
+        if self.standard_error is None or self.images < FEWEST:
+            return False
+        return abs(self.value) > SIGNIFICANT * self.standard_error
 
 
 @dataclass(frozen=True)
