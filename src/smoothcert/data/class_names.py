@@ -99,12 +99,12 @@ def read_class_names(path: Path | str) -> tuple[str, ...]:
         raise RequestError(f"{path}: expected one class name per line, got a file that fails ({reason})") from None
     names = tuple(line.strip() for line in text.splitlines() if line.strip())
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if not names or twice or len(text) > MOST_CHARACTERS:
-        if len(text) > MOST_CHARACTERS:
-            given = f"more than {MOST_CHARACTERS:,} characters"
-        elif twice:
-            given = f"{twice[0]} twice"
-        else:
-            given = "none"
-        raise RequestError(f"{path}: expected one class name per line, each once, got {given}; correct the file")
-    return names
+    if len(text) > MOST_CHARACTERS:
+        given = f"more than {MOST_CHARACTERS:,} characters"
+    elif twice:
+        given = f"{twice[0]} twice"
+    elif not names:
+        given = "none"
+    else:
+        return names
+    raise RequestError(f"{path}: expected one class name per line, each once, got {given}; correct the file")

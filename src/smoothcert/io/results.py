@@ -82,13 +82,13 @@ def differing_settings(
         return full_name(value) if isinstance(value, str) else value
 
     normal = json.loads(json.dumps(dict(wanted)))
-    keys = sorted([*stored, *(k for k in normal if k not in stored)], key=lambda key: key.endswith(DIGEST))
-    texts = {k: [repr(v[:12] if k.endswith(DIGEST) and v else v) for v in (stored.get(k), normal.get(k))] for k in keys}
-    return [
-        f"{k}: {names[0]} has {texts[k][0]}, {names[1]} {texts[k][1]}"
-        for k in keys
-        if meant(stored.get(k)) != meant(normal.get(k))
-    ]
+    differences = []
+    for key in sorted({**stored, **normal}, key=lambda key: key.endswith(DIGEST)):
+        values = stored.get(key), normal.get(key)
+        if meant(values[0]) != meant(values[1]):
+            first, second = (repr(value[:12] if key.endswith(DIGEST) and value else value) for value in values)
+            differences.append(f"{key}: {names[0]} has {first}, {names[1]} {second}")
+    return differences
 
 
 def _lock(path: Path) -> Path:
