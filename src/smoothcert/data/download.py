@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rich.progress import DownloadColumn, TaskID, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from smoothcert.errors import WorkError, write_error
 from smoothcert.io.console import terminal_bar
@@ -43,17 +43,23 @@ def download(urls: Sequence[str], destination: Path, sha256: str) -> None:
 
 def _fetch(url: str, path: Path, sha256: str, name: str) -> None:
     """Write the content of `url` to `path` and show the progress; another digest than `sha256` is an error."""
-    import pooch  # here, because most commands download nothing
-    from requests.exceptions import RequestException
+    import requests  # here, because most commands download nothing
 
-    with _Bar(name, urlsplit(url).netloc) as bar:
-        # As stored: a file that the server compresses for the transfer would have another length and digest.
-        headers = {"User-Agent": "smoothcert", "Accept-Encoding": "identity"}
-        fetch = pooch.HTTPDownloader(bar, CHUNK_BYTES, timeout=TIMEOUT_SECONDS, headers=headers)
-        try:
-            fetch(url, str(path), None)
-        except RequestException as error:
-            raise UnreachableError(f"{url}: {_reason(error)}") from error
+    # As stored: a file that the server compresses for the transfer would have another length and digest.
+    headers = {"User-Agent": "smoothcert", "Accept-Encoding": "identity"}
+    bar = terminal_bar(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), transient=True)
+    task = bar.add_task(name, total=None)
+    bar.console.print(f"downloading {name} from {urlsplit(url).netloc}")
+    try:
+        with bar, requests.get(url, stream=True, timeout=TIMEOUT_SECONDS, headers=headers) as answer:
+            answer.raise_for_status()
+            bar.update(task, total=int(answer.headers.get("Content-Length", 0)) or None)
+            with path.open("wb") as file:
+                for chunk in answer.iter_content(CHUNK_BYTES):
+                    file.write(chunk)
+                    bar.advance(task, len(chunk))
+    except requests.RequestException as error:
+        raise UnreachableError(f"{url}: {_reason(error)}") from error
     if (digest := file_digest(path)) != sha256:
         raise UnreachableError(f"{url}: expected SHA-256 {sha256}, got {digest}")
 
@@ -64,33 +70,6 @@ def _reason(error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return f"HTTP status {status}" if status else error_line(error)
-
-
-class _Bar:
-    """A progress bar on stderr with the time left, with the methods that pooch calls; one line if it is no terminal."""
-
-    total = 0
-
-    def __init__(self, name: str, host: str) -> None:
-        columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        self._progress = terminal_bar(*columns, transient=True)
-        self._task: TaskID = self._progress.add_task(name, total=None)
-        self._progress.console.print(f"downloading {name} from {host}")
-
-    def update(self, count: int) -> None:
-        self._progress.update(self._task, advance=count, total=self.total or None)
-
-    def reset(self) -> None:
-        self._progress.reset(self._task)
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> "_Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
 
 @contextmanager
