@@ -59,8 +59,8 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str, str], ...] = (
     ("models", models, LISTS, "models"),
     ("objectives", objectives, LISTS, "objectives consistency"),
 )
-for name, function, panel, example in COMMANDS:
-    add_command(app, name, function, panel, example)
+for command in COMMANDS:
+    add_command(app, *command)
 app.add_typer(analyze, name="analyze", rich_help_panel=PAPERS)
 
 

@@ -99,5 +99,5 @@ def objectives(
     show_registry(texts)
 
 
-def show_registry(entries: "dict[str, str]") -> None:
+def show_registry(entries: dict[str, str]) -> None:
     show_table(["", ""], entries.items(), box=None, show_header=False)

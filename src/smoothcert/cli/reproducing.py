@@ -65,10 +65,10 @@ def reproduce(
         jobs=jobs,
         compile=compile_,
     )
-    requests = [
-        replace(first, table=table, other_tables=tuple(names), report=f"report-{name}") for table, name in names.items()
-    ]
-    requests = requests if len(requests) > 1 else [first]
+    requests = [first]
+    if len(names) > 1:
+        shared = replace(first, other_tables=tuple(names))
+        requests = [replace(shared, table=table, report=f"report-{name}") for table, name in names.items()]
     plans = list(zip(requests, share_runs([plan(request) for request in requests]), strict=True))
     for request, planned in plans:
         title = f"{request.table} ({QUICK})" if quick else request.table
