@@ -384,6 +384,10 @@ def test_inputs_that_are_no_images_are_examined() -> None:
     assert (diagnosis.images, diagnosis.clean_accuracy) == (20, 1.0)
 
 
+def test_a_single_image_says_nothing_about_statistics(normed: nn.Module, data: ImageData) -> None:
+    assert doctor(normed, data, images=1).images == 1
+
+
 def test_no_images_are_refused(robust: nn.Module, data: ImageData) -> None:
     with pytest.raises(RequestError, match="images: expected at least 1, got 0"):
         doctor(robust, data, images=0)

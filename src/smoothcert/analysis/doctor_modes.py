@@ -45,7 +45,7 @@ def check_statistics(examined: Examined, rival: float, noisy: Tensor) -> Finding
     """
     model = examined.classifier
     inputs = examined.images
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) or len(inputs) < 2:  # one image is no batch
         return None
     trained = copy.deepcopy(model).eval()
     layers = [layer for layer in trained.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
