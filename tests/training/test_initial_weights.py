@@ -202,6 +202,12 @@ def test_unusable_weights_are_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+def test_weights_for_a_network_without_any_are_refused(tmp_path: Path) -> None:
+    save_file(nn.Linear(4, 2).state_dict(), tmp_path / "a.safetensors")
+    with pytest.raises(RequestError, match=r"expected the weights of flat, got 2 unexpected \("):
+        load_initial_weights(nn.Flatten(), tmp_path / "a.safetensors", "flat")
+
+
 def test_a_missing_run_folder_is_named_with_all_that_may_be_given(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"absent: no such file; give a run folder, a \.safetensors file"):
         load_initial_weights(nn.Linear(4, 2), tmp_path / "absent", "mine")

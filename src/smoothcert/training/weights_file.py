@@ -128,7 +128,8 @@ def matched_by_name(names: Sequence[str], state: Mapping[str, Tensor]) -> tuple[
 
     The prefix (`module.`, `1.`, `1.module.`, ..., or none) is the one that most names have. Counters may be missing.
     """
-    prefixes = {name.removesuffix(names[0]) for name in state if name.endswith("." + names[0])} | {""}
+    first = names[0] if names else ""  # a network may have no weights
+    prefixes = {name.removesuffix(first) for name in state if name.endswith("." + first)} | {""}
     prefix = max(prefixes, key=lambda prefix: (sum(prefix + name in state for name in names), -len(prefix)))
     matched = {name: state[prefix + name] for name in names if prefix + name in state}
     return matched, prefix, [name for name in names if name not in matched and not name.endswith(COUNTER)]
