@@ -142,6 +142,8 @@ def test_other_rules_and_runs_that_do_not_fit_are_refused(
         of(folders[:0:-1])
     with pytest.raises(RequestError, match="cascade: expected different runs"):
         of([*folders, folders[0]])
+    with pytest.raises(RequestError, match="expected at least 2 smoothed classifiers, got 0"):
+        of([])
     narrow = SmoothedClassifier(load(folders[2]).model, sigma=0.25, precision="bf16")
     mixed = Cascade([load(folders[1]).smoothed(), narrow])
     with pytest.raises(RequestError, match="one precision, got bf16, fp32"):

@@ -123,10 +123,10 @@ def refuse_different_runs(kind: str, runs: Sequence[Run]) -> None:
     for run in runs:
         run.refuse_denoiser()
     for name, value in FITTING.items():
-        first, *others = [run for run in runs if value(run) is not None] or runs
-        for run in others:
-            if value(run) != value(first):
+        known = [run for run in runs if value(run) is not None]
+        for run in known[1:]:
+            if value(run) != value(known[0]):
                 raise RequestError(
-                    f"{kind}: expected the same {name} for all members, got {value(first)} for {first.folder} and "
-                    f"{value(run)} for {run.folder}; leave one of them out"
+                    f"{kind}: expected the same {name} for all members, got {value(known[0])} for {known[0].folder} "
+                    f"and {value(run)} for {run.folder}; leave one of them out"
                 )
