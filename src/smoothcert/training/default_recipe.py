@@ -1,10 +1,9 @@
 """A recipe for data without a preset: network, batch, learning rate and schedule that suit the images."""
 
-from typing import Any
-
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.models import is_code, is_own_code
+from smoothcert.objectives import BUILT_IN
 from smoothcert.training.recipe import TrainRecipe
 
 EPOCHS = 20
@@ -42,17 +41,22 @@ def default_recipe(
     """
     network = default_network(data.shape) if model is None else model
     epochs = EPOCHS if epochs is None else epochs
-    about: dict[str, Any] = {"dataset": dataset, "image_size": image_size, "sigma": sigma, "objective": objective}
-    # The batch size has to be a multiple of the noises, which the recipe knows.
-    chosen = TrainRecipe(**about, model=network, epochs=epochs, batch_size=2**20 * 3 * 5 * 7)
-    noises = chosen.objective.num_noise if chosen.objective.chunked else 1
-    batch_size = default_batch_size(len(data), dataset, noises)
+    method = BUILT_IN.get(objective)
+    batch_size = default_batch_size(len(data), dataset, method().num_noise if method and method.chunked else 1)
     rate = (TRAINED_RATE_PER_256 if trained or is_code(network) else RATE_PER_256) * batch_size / 256
-    return chosen.model_copy(
-        update={
-            **{"batch_size": batch_size, "learning_rate": rate, "learning_rate_drops": (), "schedule": "cosine"},
-            **{"learning_rate_warm_up": 1 if epochs > 1 else 0, "nesterov": True},
-        }
+    return TrainRecipe(
+        dataset=dataset,
+        image_size=image_size,
+        model=network,
+        sigma=sigma,
+        objective=objective,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=rate,
+        learning_rate_drops=(),
+        learning_rate_warm_up=1 if epochs > 1 else 0,
+        schedule="cosine",
+        nesterov=True,
     )
 
 
