@@ -8,8 +8,9 @@ from tiny import tiny_recipe
 from torch import Tensor, nn
 
 from smoothcert.data import mnist
-from smoothcert.training.checkpoint import RECIPE, InputSpec, Run, new_model, save_weights
+from smoothcert.training.checkpoint import InputSpec, Run, new_model, save_weights
 from smoothcert.training.metrics import METRICS
+from smoothcert.training.run_folder import RECIPE
 
 SIGMA = 0.25
 SCORES = (0.6, 0.3, -0.2, 0.9)

@@ -24,8 +24,8 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import write_settings
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, SmoothAdv, SmoothMix
 from smoothcert.report.layout import terminal
-from smoothcert.training.checkpoint import MODEL
 from smoothcert.training.metrics import METRICS
+from smoothcert.training.run_folder import MODEL
 
 ROWS = "0\t7\t7\t0.5\t1\t0:00:01\n1\t2\t3\t0.9\t0\t0:00:01\n2\t1\t-1\t0.0\t0\t0:00:01\n3\t4\t4\t1.5\t1\t0:00:01\n"
 GIB = 1024**3

@@ -16,7 +16,8 @@ import smoothcert as sc
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
 from smoothcert.training.batch_norm import adapt_batch_norm, adapt_run
-from smoothcert.training.checkpoint import MODEL, InputSpec, Run, load_run, save_weights, tensors_digest
+from smoothcert.training.checkpoint import InputSpec, Run, load_run, save_weights, tensors_digest
+from smoothcert.training.run_folder import MODEL
 
 Cli = Callable[..., tuple[int, str, str]]
 

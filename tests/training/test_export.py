@@ -14,16 +14,9 @@ import smoothcert as sc
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.data import Normalization
 from smoothcert.errors import RequestError
-from smoothcert.training.checkpoint import (
-    MODEL,
-    InputSpec,
-    Run,
-    new_model,
-    save_weights,
-    tensors_digest,
-    write_new_run,
-)
+from smoothcert.training.checkpoint import InputSpec, Run, new_model, save_weights, tensors_digest, write_new_run
 from smoothcert.training.export import export_run
+from smoothcert.training.run_folder import MODEL
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from smoothcert.attacks.l2 import Classifier, norms, unit
+from smoothcert.attacks.l2 import norms, unit
 from smoothcert.attacks.smoothed_pgd import smoothed_loss_and_gradient
+from smoothcert.classifier import Classifier
 
 FIRST_NORM, FIRST_STEP, LAST_STEP = 1.0, 1.0, 0.01
 

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from smoothcert.classifier import Classifier as Classifier
-from smoothcert.classifier import evaluating, modules_with_mode
+from smoothcert.classifier import Classifier, evaluating, modules_with_mode
 
 
 @contextmanager

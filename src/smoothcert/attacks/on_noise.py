@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from smoothcert.attacks.l2 import Classifier, input_gradient, norms, project, unit
-from smoothcert.classifier import divergence_from_logits, logits_of
+from smoothcert.attacks.l2 import input_gradient, norms, project, unit
+from smoothcert.classifier import Classifier, divergence_from_logits, logits_of
 
 SMALLEST_GRADIENT = 1e-15
 """The smallest norm that a gradient is divided by; below it, squares underflow in float32."""

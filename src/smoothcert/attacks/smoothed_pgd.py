@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from smoothcert.attacks.l2 import Classifier, input_gradient, project, unit
-from smoothcert.classifier import log_probability, logits_under_noise, probabilities
+from smoothcert.attacks.l2 import input_gradient, project, unit
+from smoothcert.classifier import Classifier, log_probability, logits_under_noise, probabilities
 
 
 def smoothed_loss_and_gradient(

@@ -32,7 +32,7 @@ from smoothcert.certification.attack_file import (
 )
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.certification.subject import Certifiable, Subject, as_images, data_settings
-from smoothcert.classifier import failures_reported, logits_of
+from smoothcert.classifier import Classifier, failures_reported, logits_of
 from smoothcert.data import Images
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
@@ -43,7 +43,7 @@ from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import top_two_p_value
 from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, class_from_votes
-from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, noise_block
+from smoothcert.smoothing.votes import VoteCounter, default_batch_size, noise_block
 from smoothcert.training.choices import LARGEST_SIGMA
 from smoothcert.training.recipe import Recipe, parse_recipe
 

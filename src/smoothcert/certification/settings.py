@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from smoothcert.certification.shards import Selection
-from smoothcert.classifier import failures_reported
+from smoothcert.classifier import Classifier, failures_reported
 from smoothcert.errors import RequestError
 from smoothcert.models.denoised import Denoised
 from smoothcert.models.ensemble import Ensemble
@@ -20,7 +20,7 @@ from smoothcert.noise import NOISES
 from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.rules import Rule
-from smoothcert.smoothing.votes import Classifier, VoteCounter, default_batch_size, fitting_batch_size
+from smoothcert.smoothing.votes import VoteCounter, default_batch_size, fitting_batch_size
 from smoothcert.training.choices import LARGEST_SIGMA, Bound, NoiseName
 from smoothcert.training.recipe import Recipe, parse_recipe
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_col
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble, names_of, training_of
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.classifier import device_of, evaluating, first_logits, in_float32, logits_of
+from smoothcert.classifier import Classifier, device_of, evaluating, first_logits, in_float32, logits_of
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, Split, images_from_dataset, with_known_classes
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
@@ -21,7 +21,7 @@ from smoothcert.io.text import one_line
 from smoothcert.models import Denoised, check_outputs, is_code, output_names
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.smoothing.batch_dependence import refuse_unsound, seeded
-from smoothcert.smoothing.votes import Classifier, VoteCounter
+from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training.checkpoint import Run, tensors_digest
 from smoothcert.training.denoiser import Denoiser
 from smoothcert.training.versions import versions

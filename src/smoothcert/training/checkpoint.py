@@ -31,9 +31,7 @@ from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub, i
 from smoothcert.training.device import default_float32
 from smoothcert.training.metrics import METRICS, read_epochs
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe
-from smoothcert.training.run_folder import MODEL as MODEL
-from smoothcert.training.run_folder import RECIPE as RECIPE
-from smoothcert.training.run_folder import check_run_folder
+from smoothcert.training.run_folder import MODEL, RECIPE, check_run_folder
 
 if TYPE_CHECKING:
     from smoothcert.certification.certificates import CertificatesFile

@@ -14,9 +14,9 @@ from smoothcert.io.references import same_reference
 from smoothcert.models import is_own_code
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.objectives import Distillation
-from smoothcert.training.checkpoint import MODEL, Run, load_run, read_model_file
+from smoothcert.training.checkpoint import Run, load_run, read_model_file
 from smoothcert.training.recipe import TrainRecipe
-from smoothcert.training.run_folder import check_run_folder
+from smoothcert.training.run_folder import MODEL, check_run_folder
 
 
 def load_teacher(

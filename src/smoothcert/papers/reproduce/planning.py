@@ -11,8 +11,8 @@ from smoothcert.errors import RequestError
 from smoothcert.objectives import Adversary, Macer, Objective, SmoothMix
 from smoothcert.papers.reproduce.run_state import Resources, RunState, sizes_of, with_estimate, with_state
 from smoothcert.papers.rows import SEEDS_TABLE, PaperRun, paper_runs
-from smoothcert.training.checkpoint import RECIPE
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
+from smoothcert.training.run_folder import RECIPE
 
 QUICK_CHANGES = {
     "mnist": ("dataset=mnist-sample", "epochs=2", "batch_size=128", "learning_rate=0.05", "learning_rate_drops=[1]"),

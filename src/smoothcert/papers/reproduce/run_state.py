@@ -16,9 +16,10 @@ from smoothcert.errors import WorkError
 from smoothcert.io.compressed import existing_form
 from smoothcert.io.text import duration
 from smoothcert.papers.reproduce.estimate import certification_seconds, training_seconds
-from smoothcert.training.checkpoint import MODEL, RECIPE, InputSpec, load_run
+from smoothcert.training.checkpoint import InputSpec, load_run
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.resume import refuse_other_recipe
+from smoothcert.training.run_folder import MODEL, RECIPE
 
 
 @dataclass(frozen=True, kw_only=True)
