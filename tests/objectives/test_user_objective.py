@@ -346,6 +346,19 @@ def test_a_loss_may_use_constants(tiny_data: ImageData) -> None:
     try_loss(tiny_recipe(objective=Constants()), tiny_data, network, 16)
 
 
+class Cell(Gaussian):
+    def loss(self, *arguments: Any) -> LossTerms:
+        raise RuntimeError("no such layer")
+
+
+def test_a_loss_of_a_notebook_fails_in_one_line(tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class has no file."""
+    monkeypatch.setattr(Cell, "__module__", "__notebook__")
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    with pytest.raises(RequestError, match=r"Cell\.loss\(\) failed \(RuntimeError: no such layer\)"):
+        try_loss(tiny_recipe(objective=Cell()), tiny_data, network, 16)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -52,12 +52,20 @@ def try_loss(
         except (RequestError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # a user's code may fail in any way
-            place = line_in(inspect.getfile(type(recipe.objective)), error)
+            place = line_in(file_of(type(recipe.objective)), error)
             raise RequestError(f"objective: {name}.loss() failed{place} ({named_error(error)}); correct it") from error
         finally:
             network.zero_grad()
             network.load_state_dict(before)
             network.train(training)
+
+
+def file_of(kind: type) -> str:
+    """The file of a class; empty for one of a notebook or an interpreter."""
+    try:
+        return inspect.getfile(kind)
+    except (OSError, TypeError):
+        return ""
 
 
 def contents_of(attributes: Mapping[str, Any]) -> dict[str, object]:
