@@ -234,6 +234,16 @@ def test_images_enlarged_before_the_noise(robust: nn.Module, data: ImageData, mo
     assert "from 28x28 to 84x84 pixels" in str(back)
 
 
+def test_findings_do_not_depend_on_the_default_type_of_torch(robust: nn.Module, data: ImageData) -> None:
+    usual = doctor(robust, data, images=20)
+    try:
+        torch.set_default_dtype(torch.float64)
+        other = doctor(robust, data, images=20)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert str(other) == str(usual)
+
+
 def test_a_network_that_was_never_trained_under_noise(clean: nn.Module, data: ImageData) -> None:
     diagnosis = doctor(clean, data, sigma=1.0)
     assert codes(diagnosis) == ["noise"], str(diagnosis)

@@ -303,7 +303,7 @@ def check_enlarged(images: Tensor) -> Finding | None:
 
 def projection(large: int, small: int, mode: str, antialias: bool) -> Tensor:
     """The projection [large, large] onto all rows that interpolate `small` values; symmetric."""
-    unit = torch.eye(small, device="cpu")[None, None]
+    unit = torch.eye(small, dtype=torch.float32, device="cpu")[None, None]
     matrix = functional.interpolate(unit, (large, small), mode=mode, antialias=antialias)[0, 0]
     basis: Tensor = torch.linalg.qr(matrix).Q
     return basis @ basis.T
