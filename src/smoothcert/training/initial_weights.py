@@ -168,9 +168,8 @@ def _behind_input_layer(target: Mapping[str, Tensor]) -> str:
     body = [key for key in target if not _is_buffer(key)]
     if not body or len(body) == len(target):
         return ""
-    first, last = (key.split(".")[:-1] for key in (min(body), max(body)))  # what these share, all share
-    shared = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    return "".join(f"{part}." for part, _ in shared)
+    columns = zip(*(key.split(".")[:-1] for key in body), strict=False)
+    return "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len(set(parts)) == 1, columns))
 
 
 def _is_buffer(name: str) -> bool:
