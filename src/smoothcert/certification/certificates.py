@@ -133,10 +133,9 @@ class CertificatesFile:
     def only(self, indices: Collection[int]) -> "CertificatesFile":
         """The file with the rows of these images only."""
         rows = self.rows
-        kept = np.isin(self.columns.index, list(indices))
-        if isinstance(rows, ParsedRows):
-            return replace(self, rows=rows.at(np.flatnonzero(kept)))
-        return replace(self, rows=tuple(row for row, keep in zip(rows, kept.tolist(), strict=True) if keep))
+        kept = np.flatnonzero(np.isin(self.columns.index, list(indices)))
+        chosen = rows.at(kept) if isinstance(rows, ParsedRows) else tuple(rows[i] for i in kept.tolist())
+        return replace(self, rows=chosen)
 
 
 def format_row(row: CertifiedImage, *, with_coin: bool = False) -> str:

@@ -52,9 +52,9 @@ class Ensemble(nn.Module):
         first = self.consensus or len(self.members)
         logits = [self._logits(i, inputs) for i in range(first)]
         total = torch.stack(logits).sum(0)
-        if self.consensus is None:
-            return total / first
         average = total / first
+        if self.consensus is None:
+            return average
         classes = average.argmax(1)
         agree = torch.stack([part.argmax(1) == classes for part in logits]).all(0)
         open_rows = (~agree).nonzero().flatten()
