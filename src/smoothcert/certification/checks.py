@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from smoothcert.certification.columns import Columns
 
 TOLERANCE = 1e-6
-"""Relative difference of a stored radius from what its votes show that is tolerated: other versions round differently.
-Of a smaller radius, as many sigmas more: near 0 the rounding of the bound shows."""
+"""Tolerated relative difference between a stored radius and the one that its votes show: other versions of libraries
+round differently. A stored radius may also be smaller by this many sigmas: near 0 the rounding of the bound matters."""
 BOUNDS = get_args(Bound)
 ONE_SIDED, RANDOMIZED = "one-sided", "randomized"
 EARLY_NAME = "clopper-pearson one-sided"
@@ -170,7 +170,7 @@ class RowLimits:
         n = certificate.n
         count = certificate.count
         alpha = self.settings["alpha"]
-        if n == 0:  # a label-aware rule left the image out
+        if n == 0:  # no votes show nothing
             return 0.0
         if sigmas := self._get("cascade", ()):
             return cascade_radius(certificate.predict, count, n, certificate.earlier, sigmas, alpha)

@@ -51,6 +51,7 @@ class Selection:
             stored = provenance["selection"]
             part, parts = stored["shard"]
             selection = cls(stored["images"], stored["skip"], stored["max_images"], (part, parts))
+            # Numbers of wrong types have no indices.
             return selection if 0 <= selection.images <= 10**7 and selection.indices is not None else None
         except (KeyError, TypeError, ValueError):
             return None

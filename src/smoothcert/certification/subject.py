@@ -240,7 +240,7 @@ def _some_images(data: Images | Tensor) -> Tensor:
 def missing_classes(data: Images, indices: Sequence[int]) -> str | None:
     """Return a warning if the selected images lack a class that as many random images would have had; else None.
 
-    It is wrong for one random selection in twenty.
+    At most one random selection in twenty gets it.
     """
     counts = torch.bincount(data.labels.cpu(), minlength=data.num_classes)
     chosen = torch.bincount(data.labels.cpu()[list(indices)], minlength=data.num_classes)

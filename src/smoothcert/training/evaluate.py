@@ -43,7 +43,8 @@ def noisy_accuracy(run: "RunInProgress", data: Images) -> float:
 
 @torch.no_grad()
 def correct_votes(run: "RunInProgress", votes: int, indices: Tensor, purpose: Purpose) -> Tensor:
-    """Of how many of `votes` noisy copies the network gets the label right, for the images `indices`: int64, CPU.
+    """How many of `votes` noisy copies the network classifies correctly, for each of the images `indices`: int64 [n] on
+    the CPU.
 
     The images are not augmented and the network is in eval mode, with the weights of training (not their average).
     Noise depends on (seed, purpose, epoch) and the position in `indices` alone: processes, which divide the images

@@ -42,7 +42,7 @@ REPORT_SECONDS = 0.5
 SAVE_SHARE = 0.03
 """Largest share of the time that saving takes: writing a ResNet-110 takes 0.15 s, and an epoch 1.5 s on an H200."""
 SAVE_SECONDS = 60.0
-"""Largest pause after a save of a run that is trained alone: the next one follows the first epoch that ends later."""
+"""Longest pause between two saves of a run that is trained alone; it lasts until the current epoch ends."""
 TOO_LITTLE_MEMORY = (
     "expected the memory for a training step, got too little of it; choose a smaller batch_size or objective.num_noise"
 )

@@ -53,7 +53,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     origin = load_origin(recipe, model, options, on_note)
     if (text := sigma_warning(recipe.sigma)) is not None:
         on_note(text)
-    # Such a run is refused later, unless it is finished.
+    # Distillation without a teacher is refused later, unless the run is finished.
     without_teacher = isinstance(recipe.objective, Distillation) and options.classifier is None
     if not is_built_in(recipe.objective) and not without_teacher:
         teacher = None if options.classifier is None else Teacher(options.classifier, recipe, device, data.shape)

@@ -38,8 +38,8 @@ def train_together(
 
     The runs take turns, one step each; a run whose last steps are still waiting on the GPU is skipped, so fast runs do
     not wait for slow ones. On a GPU each run has its own stream and generator, so captured steps of small networks
-    overlap. Each run gives the same result as alone, except for its peak memory, which is that of all runs. Of n
-    runs each is saved n times less often than alone, because all wait for it.
+    overlap. Each run gives the same result as alone, except for its peak memory, which is that of all runs. All runs
+    wait while one is saved, so each of n runs is saved n times less often than alone.
     """
     if jobs < 1:
         raise RequestError(f"jobs: expected at least 1, got {jobs}")

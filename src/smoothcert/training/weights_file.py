@@ -124,7 +124,7 @@ def refuse_not_finite(file: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def matched_by_name(names: Sequence[str], state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str, list[str]]:
-    """The tensors of `state` that are called as in `names` after a prefix, the prefix, and the names that are missing.
+    """The tensors of `state` whose names are `names` behind one prefix, this prefix, and the names that are missing.
 
     The prefix (`module.`, `1.`, `1.module.`, ..., or none) is the one that most names have. Counters may be missing.
     """
