@@ -232,6 +232,7 @@ def test_own_network_is_not_recorded_as_that_of_the_preset(tmp_path: Path, tiny_
     [
         ("mnist/gaussian", {}, "recipe: expected a TrainRecipe, got str"),
         (None, {"track": "tb"}, "track: expected one of"),
+        (None, {"compile": False}, "compile: expected one of auto, always, never, got False"),
     ],
 )
 def test_wrong_arguments_are_refused(

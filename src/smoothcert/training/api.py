@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 from torch.utils.data import Dataset
@@ -63,6 +63,8 @@ def train(
         raise RequestError(f"model: expected a torch module to train, got {type(model).__name__}; give an nn.Module")
     if evaluate_every < 0:
         raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every}")
+    if compile not in (known := get_args(Compiling)):
+        raise RequestError(f"compile: expected one of {', '.join(known)}, got {compile}; choose one of these")
     if model is not None and recipe.model in MODELS:
         recipe = recipe.model_copy(update={"model": type(model).__name__})  # what files and reports call it
     if isinstance(data, str):
