@@ -93,7 +93,7 @@ def train(
     from smoothcert.distributed import find_device, meet
     from smoothcert.report.progress import train_with_bar
     from smoothcert.training.checkpoint import in_order_of_run
-    from smoothcert.training.teacher import load_teacher
+    from smoothcert.training.distillation_teacher import load_teacher
     from smoothcert.training.tracking import tracker
 
     assert out is not None, "a recipe has a name"
