@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smoothcert.classifier import Classifier as Classifier
-from smoothcert.classifier import check_logits, evaluating, image_layout, logits_of
+from smoothcert.classifier import Classifier, check_logits, evaluating, image_layout, logits_of
 from smoothcert.distributed import enough_memory, out_of_memory
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import named_error
