@@ -105,7 +105,7 @@ def test_shell_completes_commands_presets_tables_and_methods(monkeypatch: pytest
     assert complete("re") == ["report", "reproduce", "recertify"]
     presets = [name for name in PRESETS if name.startswith("mnist/smoothmix")]
     assert complete("train", "--preset", "mnist/smoothmix") == complete("presets", "mnist/smoothmix") == presets
-    assert complete("sweep", "--preset", "cifar10/mac") == ["cifar10/macer"]
+    assert complete("sweep", "--preset", "cifar10/mac") == ["cifar10/macer", "cifar10/macer-150-epochs"]
     tables = [name for name in paper_table_names() if name.startswith("smoothmix/")]
     assert complete("reproduce", "smoothmix/") == complete("report", "--paper", "smoothmix/") == tables
     assert complete("train", "--method", "") == list(OBJECTIVES)

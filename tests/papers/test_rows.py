@@ -108,6 +108,10 @@ def test_settings_that_no_column_prints() -> None:
     macer = only("consistency/table4", "DenseNet-40, MACER", 0.5).recipe
     assert macer is not None
     assert macer.objective == Macer(weight=4)
+    assert (macer.epochs, macer.learning_rate, macer.model) == (150, 0.1, "densenet40")
+    zhai = only("consistency/table1", "MACER", 0.5).recipe
+    assert zhai is not None
+    assert (zhai.epochs, zhai.learning_rate, zhai.model) == (440, 0.01, "resnet110")
     imagenet = only("consistency/table2", "Gaussian + Consistency (lambda=10)", 0.5).recipe
     assert imagenet is not None
     assert (imagenet.dataset, imagenet.objective) == ("imagenet", Consistency(weight=10))

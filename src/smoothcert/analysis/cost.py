@@ -34,7 +34,7 @@ PUBLISHED = {
     "Gaussian": "cifar10/gaussian",
     "Gaussian + Consistency": "cifar10/consistency",
     "SmoothAdv": "cifar10/smoothadv-best",
-    "MACER": "cifar10/macer",
+    "MACER": "cifar10/macer-150-epochs",
 }
 """Row of the paper's table -> its preset at sigma 0.5; the ACR of the row identifies the SmoothAdv preset."""
 GIB = 2**30

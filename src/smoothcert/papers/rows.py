@@ -176,7 +176,8 @@ def _remark(table: str, row: Row, source: str, sigma: float) -> str | None:
 def _preset_of(table: str, row: Row, sigma: float) -> str:
     """Return the preset of a row, without its data set. An ablated weight of 0 is plain Gaussian training."""
     if "method" in row:
-        return METHODS[re.sub(LAMBDA, "", row["method"])]
+        source = METHODS[re.sub(LAMBDA, "", row["method"])]
+        return "macer-150-epochs" if source == "macer" and "architecture" in row else source
     if "0" in (row.get("lambda"), row.get("eta")):
         return "gaussian"
     if row.get("epsilon") == "inf":
