@@ -121,6 +121,20 @@ def device_of(classifier: Classifier) -> torch.device | None:
     return None if parameter is None else parameter.device
 
 
+def check_classifier(classifier: object, name: str) -> None:
+    """Refuse what is no callable, and a class in place of an instance; `name` is that of the argument."""
+    if isinstance(classifier, type):
+        raise RequestError(
+            f"{name}: expected a callable on batches, got the class {classifier.__name__}; give an instance "
+            f"with its weights, such as {classifier.__name__}(...)"
+        )
+    if not callable(classifier):
+        raise RequestError(
+            f"{name}: expected a callable on batches, got {type(classifier).__name__}; give a model, such as "
+            "load(RUN).model of a run"
+        )
+
+
 def in_float32(classifier: Classifier) -> Classifier:
     """Return a copy in float32 of a module with floating-point weights of another type; else what was given."""
     import torch

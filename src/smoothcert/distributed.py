@@ -257,8 +257,8 @@ def find_device(name: str | torch.device) -> torch.device:
     if isinstance(name, torch.device):
         return name
     if name not in ("auto", "cpu", "cuda", "mps"):
-        number = name.removeprefix("cuda:")
-        advice = f"; choose a GPU by CUDA_VISIBLE_DEVICES={number}" if number != name else ""
+        number = str(name).removeprefix("cuda:")
+        advice = f"; choose a GPU by CUDA_VISIBLE_DEVICES={number}" if number.isdecimal() else ""
         raise RequestError(f"device: expected auto, cpu, cuda or mps, got {name}{advice}")
     if name == "mps":
         if not torch.backends.mps.is_available():

@@ -190,6 +190,26 @@ def test_wrong_settings_cost_one_line(dataset: TensorDataset, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"settings": {"n": 50}}, r"settings: expected CertifySettings, got dict; use CertifySettings\(n=\.\.\.\)"),
+        ({"name": 5}, "name: expected a text, got 5; give what the file calls the classifier"),
+        ({"model": "runs/a"}, r"model: expected a callable on batches, got str; give a model, such as load\(RUN\)"),
+        ({"model": torch.nn.Identity}, "model: expected a callable on batches, got the class Identity"),
+        ({"denoiser": torch.nn.Identity()}, r"denoiser: expected a denoiser, got Identity; use load_denoiser"),
+        ({"device": None}, "device: expected auto, cpu, cuda or mps, got None$"),
+        ({"device": 1}, "device: expected auto, cpu, cuda or mps, got 1; choose a GPU by CUDA_VISIBLE_DEVICES=1"),
+    ],
+)
+def test_arguments_of_another_type_cost_one_line(
+    arguments: dict[str, Any], message: str, dataset: TensorDataset, tmp_path: Path
+) -> None:
+    with pytest.raises(sc.RequestError, match=message):
+        sc.certify_dataset(**{"model": bright, "data": dataset, "out": tmp_path / "a.tsv", "sigma": 0.25, **arguments})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         *({"sigma": sigma, "noise": noise} for sigma in (1e-300, 1e6) for noise in ("gaussian", "laplace", "uniform")),

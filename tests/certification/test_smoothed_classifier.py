@@ -142,6 +142,8 @@ def test_a_class_in_place_of_its_instance_is_refused() -> None:
 def test_a_smoothed_classifier_is_not_smoothed_again() -> None:
     with pytest.raises(RequestError, match=r"got a SmoothedClassifier, which adds noise itself; give its \.classifier"):
         sc.SmoothedClassifier(smoothed(cnn()), sigma=0.5)
+    with pytest.raises(RequestError, match="got a SmoothedClassifier, which adds noise itself"):
+        sc.SmoothedClassifier(sc.Ensemble([smoothed(cnn()), smoothed(cnn())]), sigma=0.5)
 
 
 def test_a_wrong_number_of_classes_is_refused_with_the_right_one() -> None:

@@ -128,6 +128,9 @@ def certify_dataset(
     """
     path = certificates_path(out)
     device = find_device(device)
+    if not isinstance(settings, CertifySettings | None):
+        given_type = type(settings).__name__
+        raise RequestError(f"settings: expected CertifySettings, got {given_type}; use CertifySettings(n=...)")
     given = settings.model_dump() if settings else {}
     given |= {"radii": (), **fields} if fields.get("until_radius") is not None else fields
     settings = parse_recipe(CertifySettings, given, "certify")

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from smoothcert.certification.inputs import noise_seeds
 from smoothcert.certification.prepare import prepare
-from smoothcert.classifier import device_of
+from smoothcert.classifier import check_classifier, device_of
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import resolve_precision
@@ -70,17 +70,9 @@ class SmoothedClassifier(nn.Module):
         votes: int = 1000,
     ) -> None:
         super().__init__()
-        if isinstance(classifier, type):
-            raise RequestError(
-                f"classifier: expected a callable on batches, got the class {classifier.__name__}; give an instance "
-                f"with its weights, such as {classifier.__name__}(...)"
-            )
-        if not callable(classifier):
-            raise RequestError(
-                f"classifier: expected a callable on batches, got {type(classifier).__name__}; give a model, such as "
-                "load(RUN).model of a run"
-            )
-        if isinstance(classifier, SmoothedClassifier):
+        check_classifier(classifier, "classifier")
+        parts = classifier.modules() if isinstance(classifier, nn.Module) else ()
+        if any(isinstance(part, SmoothedClassifier) for part in parts):
             raise RequestError(
                 "classifier: expected a network, got a SmoothedClassifier, which adds noise itself; give its "
                 ".classifier"

@@ -13,7 +13,15 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_col
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble, names_of, training_of
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.classifier import Classifier, device_of, evaluating, first_logits, in_float32, logits_of
+from smoothcert.classifier import (
+    Classifier,
+    check_classifier,
+    device_of,
+    evaluating,
+    first_logits,
+    in_float32,
+    logits_of,
+)
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, Split, images_from_dataset, with_known_classes
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
@@ -66,6 +74,8 @@ class Subject:
 
         Weights of another precision than float32 are copied: smoothing chooses the precision.
         """
+        if not isinstance(name, str | None):
+            raise RequestError(f"name: expected a text, got {name!r}; give what the file calls the classifier")
         if isinstance(model, Subject):
             return model
         if isinstance(model, Cascade):
@@ -85,6 +95,7 @@ class Subject:
             smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
             passes = {"batch_size": model.batch_size, "compile": model.compiled}
             return replace(cls.of(model.classifier, name), defaults={**smoothing, **passes})
+        check_classifier(model, "model")
         # The precision is not reduced by default: an unknown network may not tolerate it.
         precision = {"precision": "fp32"}
         own_name = getattr(model, "__name__", type(model).__name__)
@@ -94,6 +105,9 @@ class Subject:
         """Return the classifier with `denoiser` in front, and the noise that this is for."""
         if denoiser is None:
             return self
+        if not isinstance(denoiser, Denoiser):
+            given = type(denoiser).__name__
+            raise RequestError(f"denoiser: expected a denoiser, got {given}; use load_denoiser(FOLDER)")
         if self.stages:
             raise RequestError("denoiser: expected none with a cascade, whose stages have several sigmas; leave it out")
         front: Any = self.classifier  # which Denoised checks
