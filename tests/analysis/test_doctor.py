@@ -399,8 +399,20 @@ def test_a_single_image_says_nothing_about_statistics(normed: nn.Module, data: I
 
 
 def test_no_images_are_refused(robust: nn.Module, data: ImageData) -> None:
-    with pytest.raises(RequestError, match="images: expected at least 1, got 0"):
+    with pytest.raises(RequestError, match="images: expected an integer of at least 1, got 0"):
         doctor(robust, data, images=0)
+
+
+def test_numbers_of_another_type_are_refused(robust: nn.Module, data: ImageData) -> None:
+    with pytest.raises(RequestError, match=r"images: expected an integer of at least 1, got 20\.5"):
+        doctor(robust, data, images=20.5)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="seed: expected an integer, got None"):
+        doctor(robust, data, seed=None)  # type: ignore[arg-type]
+
+
+def test_a_loader_without_batches_is_examined(robust: nn.Module, data: ImageData) -> None:
+    images = TensorDataset(*data.batch(torch.arange(40)))
+    assert doctor(robust, DataLoader(images, batch_size=None)).clean_accuracy == doctor(robust, images).clean_accuracy
 
 
 def test_a_cascade_is_refused(robust: nn.Module, clean: nn.Module, data: ImageData) -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 from tiny import ListDataset
 from torch import Tensor, nn
 from torch.fx import Proxy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import smoothcert as sc
 import smoothcert.certification.smoothed_classifier as module
@@ -509,6 +509,19 @@ def test_a_shuffled_loader_gives_the_same_certificates_by_content() -> None:
     assert records == {r.votes for r in smoothed().certify(IMAGES, n=300, seed=5)}
 
 
+def test_a_data_set_does_not_advance_the_random_numbers_of_torch() -> None:
+    network, dataset = cnn(), TensorDataset(IMAGES, LABELS)
+    state = torch.get_rng_state()
+    list(smoothed(network).certify_loader(dataset, n=20))
+    sc.doctor(network, dataset)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class WithoutLength(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return IMAGES[index], int(LABELS[index])
+
+
 PILLOW = (Image.new("RGB", (8, 8)), 0)
 BAD_DATA = {
     "images of Pillow": (DataLoader(ListDataset([PILLOW])), r"make no batch .*<class 'PIL.*transforms\.ToTensor"),
@@ -529,6 +542,12 @@ BAD_DATA = {
         [(IMAGES, LABELS), (IMAGES[..., :4], LABELS)],
         r"expected batches \[n, 3, 8, 8\] like the first",
     ),
+    "pairs": ([(IMAGES[0], 0)], "got one input with its label, int; give a DataLoader a batch_size"),
+    "pairs of a loader": (
+        DataLoader(TensorDataset(IMAGES, LABELS), batch_size=None),
+        r"got one input with its label, torch.int64 \[\]; give a DataLoader a batch_size",
+    ),
+    "a data set without a length": (WithoutLength(), "expected a map-style torch Dataset with __len__"),
     "images without a batch": ([IMAGES[0]], r"expected batches \[n, 3, 8, 8\], got \[3, 8, 8\]; give a DataLoader"),
     "tensor": (IMAGES, "use certify for a tensor"),
     "name": ("mnist-sample", "got str; .* load_dataset for the name of a data set"),

@@ -21,13 +21,14 @@ from smoothcert.analysis.doctor_inputs import (
     check_width,
 )
 from smoothcert.analysis.doctor_modes import check_mode, check_statistics
-from smoothcert.certification.certify_loader import DATASET_BATCH, Batches, inputs_and_labels
+from smoothcert.certification.certify_loader import Batches, inputs_and_labels, loader_of
 from smoothcert.certification.ensemble import RunEnsemble
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
 from smoothcert.classifier import Classifier, check_logits, device_of, first_logits, refuse_nan
 from smoothcert.data import Images, with_known_classes
 from smoothcert.data.images import spread
+from smoothcert.data.torch_dataset import checked_length
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES, checked_sigma
@@ -121,8 +122,10 @@ def doctor(
     defaults: dict[str, Any] = {"sigma": 0.25, "noise": "gaussian", **subject.defaults}
     sigma = checked_sigma(defaults["sigma"] if sigma is None else sigma)
     kind = NOISES[defaults["noise"]]
-    if images < 1:
-        raise RequestError(f"images: expected at least 1, got {images}")
+    if not isinstance(images, int) or images < 1:
+        raise RequestError(f"images: expected an integer of at least 1, got {images!r}")
+    if not isinstance(seed, int):
+        raise RequestError(f"seed: expected an integer, got {seed!r}")
     data = with_known_classes(data, subject.class_names) if isinstance(data, Images) else data
     inputs, labels, about = _gather(data, images)
     device = device_of(classifier) or find_device(device)
@@ -250,6 +253,7 @@ def _spread(data: Any, count: int) -> Any:
     dataset = data.dataset if isinstance(data, DataLoader) else data
     if not isinstance(dataset, Dataset) or isinstance(dataset, IterableDataset):
         return data
-    chosen = Subset(dataset, spread(len(dataset), count).tolist())  # type: ignore[arg-type]
-    collate = data.collate_fn if isinstance(data, DataLoader) else None
-    return DataLoader(chosen, batch_size=DATASET_BATCH, collate_fn=collate)
+    chosen = Subset(dataset, spread(checked_length(dataset), count).tolist())
+    # Without automatic batching, a loader converts items: they make no batch.
+    collate = data.collate_fn if isinstance(data, DataLoader) and data.batch_sampler is not None else None
+    return loader_of(chosen, collate)

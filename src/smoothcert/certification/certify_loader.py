@@ -4,7 +4,7 @@ import re
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -26,6 +26,7 @@ from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import DIGEST_IMAGES, Subject
 from smoothcert.data import UNSPLIT, Images
 from smoothcert.data.images import in_parts, in_unit_interval
+from smoothcert.data.torch_dataset import checked_length
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
@@ -55,7 +56,7 @@ class Batches:
             parts = torch.split(torch.arange(len(data), device="cpu"), DATASET_BATCH)
             return cls((data.batch(part) for part in parts), data.name, data.split, len(data))
         if isinstance(data, Dataset):
-            data = DataLoader(data, batch_size=DATASET_BATCH)
+            data = loader_of(data)
         if isinstance(data, DataLoader):
             plain = data.batch_sampler is None or type(data.batch_sampler) is BatchSampler
             sequential = isinstance(data.sampler, SequentialSampler) and plain
@@ -72,6 +73,14 @@ class Batches:
         if isinstance(data, tuple) and len(data) == 2 and getattr(data[1], "ndim", 0) == 1:  # labels, not inputs
             raise RequestError("data: expected batches (inputs, labels), got one such pair; give [(inputs, labels)]")
         return cls(data, type(data).__name__)
+
+
+def loader_of(dataset: Dataset[Any], collate: Callable[[list[Any]], Any] | None = None) -> DataLoader[Any]:
+    """A loader of `dataset` in its order, which draws nothing from the global generator of torch."""
+    if not isinstance(dataset, IterableDataset):
+        checked_length(dataset)
+    generator = torch.Generator("cpu")
+    return DataLoader(dataset, batch_size=DATASET_BATCH, collate_fn=collate, generator=generator)
 
 
 def collated(loader: DataLoader[Any]) -> Iterator[object]:
@@ -118,6 +127,11 @@ def inputs_and_labels(batch: object) -> tuple[object, Tensor | None]:
     kinds = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     if not isinstance(labels, Tensor) or labels.dtype not in kinds or labels.shape != (len(inputs),):
         given = f"{labels.dtype} {list(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        if isinstance(labels, int) or (isinstance(labels, Tensor) and labels.ndim == 0):
+            raise RequestError(
+                f"data: expected batches (inputs, labels), got one input with its label, {given}; give a DataLoader a "
+                "batch_size, or DataLoader(pairs, batch_size=32) for a list of pairs"
+            )
         raise RequestError(
             f"data: expected labels as a tensor of integers [{len(inputs)}], one per input, got {given}; convert them"
         )

@@ -43,7 +43,7 @@ def images_from_dataset(
     otherwise every item is read once. `num_classes` defaults to the number of class names, else to one more than the
     largest label. Do not normalize images in the dataset: give `normalization`, which becomes part of the model.
     """
-    total = _checked_length(dataset)
+    total = checked_length(dataset)
     classes = _class_names(dataset)
     image, _ = _read_item(dataset, 0)
     labels = _known_labels(dataset)
@@ -108,7 +108,7 @@ class DatasetImages(StreamedImages):
         return digest.hexdigest()
 
 
-def _checked_length(dataset: object) -> int:
+def checked_length(dataset: object) -> int:
     """The number of items of a map-style dataset; anything else is refused."""
     no_list = isinstance(dataset, IterableDataset | Mapping | str) or not hasattr(dataset, "__getitem__")
     if no_list or not isinstance(dataset, Sized):
