@@ -138,6 +138,9 @@ def test_other_rules_and_runs_that_do_not_fit_are_refused(
         with pytest.raises(RequestError, match=f"cascade: expected n votes per stage.*got {field}"):
             certify_dataset(cascade, test_data, tmp_path / "c.tsv", **{field: value}, **SETTINGS)
     assert not list(tmp_path.iterdir())
+    assert len(Cascade(stage for stage in cascade.sources).stages) == len(cascade.stages)
+    with pytest.raises(RequestError, match="stages: expected at least 2 smoothed classifiers, got 1"):
+        Cascade(cascade.stages[0])  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"expected falling sigmas, got 0\.25, 0\.5"):
         of(folders[:0:-1])
     with pytest.raises(RequestError, match="cascade: expected different runs"):

@@ -90,6 +90,7 @@ def test_runs_that_do_not_fit_together_are_refused(folders: list[Path], tmp_path
             load([*folders, other])
     names = {"folder:photos": "photos", "folder:./photos": "same-photos"}  # a path may be written in several ways
     assert len(load([other_run(first, tmp_path / out, 9, dataset=name) for name, out in names.items()]).runs) == 2
+    assert len(RunEnsemble(load_run(folder) for folder in folders).runs) == len(folders)
     with pytest.raises(RequestError, match="got one of them twice"):
         load([*folders, folders[0]])
     for number in (0, 1):

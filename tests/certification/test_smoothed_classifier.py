@@ -157,8 +157,12 @@ def test_a_wrong_number_of_classes_is_refused_with_the_right_one() -> None:
         ({"sigma": 0}, "sigma: expected"),
         ({"sigma": None}, "sigma: expected a number > 0, got None"),
         ({"sigma": "small"}, "sigma: expected a number > 0, got 'small'"),
-        ({"num_classes": 1}, "num_classes: expected at least 2"),
-        ({"batch_size": 0}, "batch_size: expected at least 1"),
+        ({"num_classes": 1}, "num_classes: expected an integer of at least 2, got 1"),
+        ({"num_classes": 2.0}, r"num_classes: expected an integer of at least 2, got 2\.0"),
+        ({"batch_size": 0}, "batch_size: expected an integer of at least 1, got 0"),
+        ({"batch_size": "8"}, "batch_size: expected an integer of at least 1, got '8'"),
+        ({"votes": 0}, "votes: expected an integer of at least 1, got 0"),
+        ({"noise": ["gaussian"]}, r"noise: expected one of gaussian, .*, got \['gaussian'\]"),
         ({"classifier": 3}, "expected a callable"),
         ({"precision": "fp8"}, "precision: expected one of auto, fp32, bf16, fp16, got fp8"),
         ({"noise": "pink"}, "noise: expected one of gaussian, .*, got pink"),
@@ -554,6 +558,13 @@ BAD_DATA = {
     "number": (3, "expected a DataLoader, a Dataset or batches"),
     "pair": ((IMAGES, torch.tensor([0, 1, 0])), r"got one such pair; give \[\(inputs, labels\)\]"),
 }
+
+
+def test_sigma_is_read_and_not_set() -> None:
+    classifier = smoothed(sigma=0.5)
+    assert classifier.sigma == 0.5
+    with pytest.raises(AttributeError, match="sigma"):
+        classifier.sigma = 0.25  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("case", BAD_DATA)

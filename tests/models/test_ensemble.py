@@ -173,9 +173,13 @@ def test_subclasses_and_hooks_are_certified_as_they_are() -> None:
 
 def test_impossible_ensembles_are_refused() -> None:
     members = all_members()
-    for consensus in (0, 1, 3):
+    for consensus in (0, 1, 3, "2", 2.0):
         with pytest.raises(RequestError, match="fewer than the 3 members"):
-            Ensemble(members, consensus)
+            Ensemble(members, consensus)  # type: ignore[arg-type]
+    assert len(Ensemble(member for member in members).members) == 3
+    for one in (members[0], None):
+        with pytest.raises(RequestError, match="members: expected"):
+            Ensemble(one)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="at least 2 networks, got 1"):
         Ensemble(members[:1])
     with pytest.raises(RequestError, match="expected torch modules, got function"):

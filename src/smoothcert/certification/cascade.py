@@ -1,6 +1,6 @@
 """Cascade: smoothed classifiers with falling sigma as one classifier with certificates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
@@ -26,14 +26,15 @@ class Cascade:
     answers the rest. `smoothing.cascade` states the rule and proves its guarantee.
     """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Iterable[Stage]) -> None:
+        stages = tuple(stages) if isinstance(stages, Iterable) else (stages,)
         if len(stages) < 2:
             raise RequestError(f"stages: expected at least 2 smoothed classifiers, got {len(stages)}")
         if wrong := [type(stage).__name__ for stage in stages if not isinstance(stage, Stage)]:
             raise RequestError(
                 f"stages: expected smoothed classifiers or runs, got {wrong[0]}; use SmoothedClassifier(model, sigma=S)"
             )
-        self.sources = tuple(stages)
+        self.sources = stages
         """The stages as they were given."""
         self.stages = tuple(stage if isinstance(stage, SmoothedClassifier) else stage.smoothed() for stage in stages)
         noises = [stage.noise for stage in self.stages]
@@ -44,12 +45,13 @@ class Cascade:
             raise RequestError(f"stages: expected falling sigmas, got {sigmas}; give the largest sigma first")
 
     @classmethod
-    def of_runs(cls, runs: Sequence[Run]) -> "Cascade":
+    def of_runs(cls, runs: Iterable[Run]) -> "Cascade":
         """The cascade of `runs`, each with the sigma of its training, the largest first.
 
         Consecutive runs with one sigma are one stage, an ensemble: its members share each noise draw. Different stages
         never do: the guarantee needs independent votes.
         """
+        runs = tuple(runs)
         refuse_different_runs("cascade", runs)
         groups = [list(members) for _, members in groupby(runs, key=lambda run: run.recipe.sigma)]
         if len(groups) == 1:

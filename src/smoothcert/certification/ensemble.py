@@ -27,6 +27,7 @@ class RunEnsemble:
     consensus: int | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "runs", tuple(self.runs))  # a generator gives them once
         refuse_different_runs("ensemble", self.runs)
         _ = self.model  # refuses too few members and an impossible consensus
 

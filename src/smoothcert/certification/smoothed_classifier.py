@@ -77,11 +77,10 @@ class SmoothedClassifier(nn.Module):
                 "classifier: expected a network, got a SmoothedClassifier, which adds noise itself; give its "
                 ".classifier"
             )
-        if num_classes is not None and num_classes < 2:
-            raise RequestError(f"num_classes: expected at least 2, got {num_classes}")
-        if batch_size is not None and batch_size < 1:
-            raise RequestError(f"batch_size: expected at least 1, got {batch_size}")
-        if noise not in NOISES:
+        for name, value, least in (("num_classes", num_classes, 2), ("batch_size", batch_size, 1), ("votes", votes, 1)):
+            if value is not None and not (hasattr(value, "__index__") and value >= least):
+                raise RequestError(f"{name}: expected an integer of at least {least}, got {value!r}")
+        if not isinstance(noise, str) or noise not in NOISES:
             raise RequestError(f"noise: expected one of {', '.join(NOISES)}, got {noise}")
         self.noise = NOISES[noise](sigma)
         resolve_precision(precision, torch.device("cpu"))  # refuses an unknown one
@@ -177,6 +176,11 @@ class SmoothedClassifier(nn.Module):
         from smoothcert.certification.certify_loader import certify_loader  # which needs this class
 
         return certify_loader(self, data, options, seed=seed, out=out, name=name, progress=progress)
+
+    @property
+    def sigma(self) -> float:
+        """The noise level, which does not change: another one is another smoothed classifier."""
+        return self.noise.sigma
 
     @property
     def device(self) -> torch.device | None:

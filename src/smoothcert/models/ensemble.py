@@ -1,6 +1,6 @@
 """Several networks as one classifier: the average of their logits, optionally without members that are not needed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -29,15 +29,16 @@ class Ensemble(nn.Module):
     some kernels, and the class of an input must not depend on the other inputs of its batch.
     """
 
-    def __init__(self, members: Sequence[nn.Module], consensus: int | None = None) -> None:
+    def __init__(self, members: Iterable[nn.Module], consensus: int | None = None) -> None:
         super().__init__()
+        members = tuple(members) if isinstance(members, Iterable) else (members,)
         if unknown := [type(member).__name__ for member in members if not isinstance(member, nn.Module)]:
             raise RequestError(f"members: expected torch modules, got {unknown[0]}; wrap it in an nn.Module")
         if len(members) < 2:
             raise RequestError(f"members: expected at least 2 networks, got {len(members)}")
-        if consensus is not None and not 2 <= consensus < len(members):
+        if consensus is not None and not (hasattr(consensus, "__index__") and 2 <= consensus < len(members)):
             raise RequestError(
-                f"consensus: expected at least 2 and fewer than the {len(members)} members, got {consensus}; "
+                f"consensus: expected at least 2 and fewer than the {len(members)} members, got {consensus!r}; "
                 "without it all members are evaluated"
             )
         self.members = nn.ModuleList(members)
