@@ -297,6 +297,15 @@ def test_modules_never_wait_for_the_device(name: str) -> None:
     assert len(gradients(model)) == 2
 
 
+@pytest.mark.parametrize("name", ["smoothadv", "smoothmix", "catrs"])
+def test_attacks_in_inference_mode_are_refused_in_one_line(name: str) -> None:
+    criterion = MODULES[name](sigma=SIGMA)
+    with torch.no_grad():
+        assert criterion(network(), *batch(1)[:2]).isfinite()
+    with torch.inference_mode(), pytest.raises(sc.RequestError, match=r"inference_mode\(\).*; use torch\.no_grad\(\)"):
+        criterion(network(), *batch(1)[:2])
+
+
 IMAGES, LABELS = torch.rand(BATCH, *SHAPE), torch.zeros(BATCH, dtype=torch.int64)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.classifier import Classifier, evaluating, modules_with_mode
+from smoothcert.errors import RequestError
 
 
 @contextmanager
@@ -36,6 +37,11 @@ def input_gradient(
         with torch.no_grad(), _in_eval_mode(classifier):
             gradient, others = torch.func.grad(loss, has_aux=True)(point)
         return gradient, others
+    if torch.is_inference_mode_enabled():
+        raise RequestError(
+            "attack: expected gradients, got torch.inference_mode(), which forbids them; use torch.no_grad(), in which "
+            "the attack computes its own"
+        )
     with torch.enable_grad(), attacked(classifier):
         moved = point.detach().requires_grad_(True)
         total, others = loss(moved)
