@@ -225,6 +225,8 @@ def test_own_network_is_not_recorded_as_that_of_the_preset(tmp_path: Path, tiny_
     with pytest.raises(RequestError, match=r"got Sequential, .*load\(PATH, model=network\), or .*--init"):
         sc.load(tmp_path / "run")
     assert sc.load(tmp_path / "run", model=network).finished
+    with pytest.raises(RequestError, match=r"its weights do not fit the network Linear .*; give the network of its"):
+        sc.load(tmp_path / "run", model=nn.Linear(3, 2))
 
 
 @pytest.mark.parametrize(

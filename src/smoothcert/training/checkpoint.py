@@ -304,6 +304,7 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     check_run_folder(folder)
     path = folder / MODEL
     file = read_model_file(path)
+    built_in = model is None and code is None
     if model is None:
         name = file.recipe.model
         if not is_code(name) and name not in MODELS and name not in DENOISERS:
@@ -320,7 +321,15 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
         weights = load_file(path)
         if file.digest not in (None, tensors_digest(weights)):
             raise ValueError("the weights have changed since they were saved")
-        model.load_state_dict(weights)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:  # of torch, for missing, unknown or other tensors
+            if built_in:
+                raise
+            raise RequestError(
+                f"{folder}: its weights do not fit the network {type(model).__name__} ({named_error(error)}); give the "
+                "network of its training"
+            ) from error
     except RequestError:
         raise
     except DAMAGE as error:
