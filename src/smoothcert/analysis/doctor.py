@@ -122,9 +122,9 @@ def doctor(
     defaults: dict[str, Any] = {"sigma": 0.25, "noise": "gaussian", **subject.defaults}
     sigma = checked_sigma(defaults["sigma"] if sigma is None else sigma)
     kind = NOISES[defaults["noise"]]
-    if not isinstance(images, int) or images < 1:
+    if not hasattr(images, "__index__") or images < 1:
         raise RequestError(f"images: expected an integer of at least 1, got {images!r}")
-    if not isinstance(seed, int):
+    if not hasattr(seed, "__index__"):
         raise RequestError(f"seed: expected an integer, got {seed!r}")
     data = with_known_classes(data, subject.class_names) if isinstance(data, Images) else data
     inputs, labels, about = _gather(data, images)
