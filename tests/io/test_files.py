@@ -1,12 +1,16 @@
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from smoothcert.data.npz_file import load_npz
 from smoothcert.errors import RequestError
 from smoothcert.io.files import check_regular_file, write_text_atomically
 from smoothcert.io.results import only_writer
+from smoothcert.training.checkpoint import read_model_file
+from smoothcert.training.run_folder import MODEL
 
 
 def test_only_regular_files_are_accepted(tmp_path: Path) -> None:
@@ -18,6 +22,19 @@ def test_only_regular_files_are_accepted(tmp_path: Path) -> None:
     for path, kind in ((fifo, "a pipe"), (tmp_path, "a folder")):
         with pytest.raises(RequestError, match=kind):
             check_regular_file(path)
+
+
+def test_a_file_without_permission_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, *args: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    for file in (MODEL, "images.npz"):
+        (tmp_path / file).write_bytes(b"not read")
+    monkeypatch.setattr(Path, "open", refused)  # the tests may run as root, who may read every file
+    with pytest.raises(RequestError, match=r"model\.safetensors: expected a file that can be read, got 'Permission"):
+        read_model_file(tmp_path / MODEL)
+    with pytest.raises(RequestError, match=r"images\.npz: expected a file that can be read, got 'Permission"):
+        load_npz(tmp_path / "images.npz", "test")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")

@@ -76,10 +76,22 @@ def check_inside(path: Path, folder: Path) -> None:
 
 
 def check_regular_file(path: Path) -> None:
-    """Refuse a path that exists and is not a regular file: opening a pipe or a device could block forever."""
+    """Refuse a path that exists and is not a regular file, or one that may not be read; a missing one is accepted.
+
+    Opening a pipe or a device could block forever. Libraries report a file without permission as missing or damaged.
+    """
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "a pipe, socket or device"
         raise RequestError(f"{path}: expected a file, got {kind}; give another path")
+    try:
+        path.open("rb").close()
+    except PermissionError as error:
+        raise RequestError(
+            f"{path}: expected a file that can be read, got '{error.strerror}'; ask its owner for access or give "
+            "another path"
+        ) from error
+    except FileNotFoundError:
+        return
 
 
 def file_digest(file: Path) -> str:
