@@ -82,6 +82,17 @@ def test_another_sigma_or_noise_than_in_training_is_reported(run_cli: Cli, run: 
         assert f"was trained with gaussian noise at sigma 0.5, not with {asked}" in warning
 
 
+def test_a_recipe_that_was_edited_after_training_is_reported(run_cli: Cli, run: Path) -> None:
+    recipe = run / "recipe.yaml"
+    text = recipe.read_text()
+    for edited, differs in ((text.replace("sigma: 0.5", "sigma: 0.25"), True), (text + "epochs: 99\n", False)):
+        lines = [line for line in edited.splitlines() if differs or line == "epochs: 99" or "epochs:" not in line]
+        recipe.write_text("\n".join(lines))
+        code, out, _ = run_cli("certify", run, *FEW, "--max-images", 2)
+        warned = "recipe.yaml: is not the recipe of the network (sigma: the file has 0.25, the network 0.5)"
+        assert (code, warned in out, "warning" in out) == (0, differs, differs)
+
+
 def test_another_sigma_gets_its_own_file(run_cli: Cli, run: Path) -> None:
     files = run / "certificates"
     for options in ((), ("--sigma", 0.6), ("--sigma", 0.5), ("--sigma", 0.6, "--shard", "1/2")):
