@@ -7,7 +7,6 @@ are in `residual_kernels`.
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -95,7 +94,6 @@ def residual_layers(
     return out.permute(0, 3, 1, 2)
 
 
-@cache
 def kept_bytes(gpu: int | None) -> float:
     """Bytes of activations that a stage may keep for the backward pass; None stands for a CPU."""
     memory = math.inf if gpu is None else torch.cuda.get_device_properties(gpu).total_memory
