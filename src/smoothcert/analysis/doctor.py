@@ -23,6 +23,7 @@ from smoothcert.analysis.doctor_inputs import (
 from smoothcert.analysis.doctor_modes import check_mode, check_statistics
 from smoothcert.certification.certify_loader import Batches, inputs_and_labels, loader_of
 from smoothcert.certification.ensemble import RunEnsemble
+from smoothcert.certification.inputs import check_integer
 from smoothcert.certification.smoothed_classifier import SmoothedClassifier
 from smoothcert.certification.subject import Subject
 from smoothcert.classifier import Classifier, check_logits, device_of, first_logits, refuse_nan
@@ -122,8 +123,7 @@ def doctor(
     defaults: dict[str, Any] = {"sigma": 0.25, "noise": "gaussian", **subject.defaults}
     sigma = checked_sigma(defaults["sigma"] if sigma is None else sigma)
     kind = NOISES[defaults["noise"]]
-    if not hasattr(images, "__index__") or images < 1:
-        raise RequestError(f"images: expected an integer of at least 1, got {images!r}")
+    check_integer("images", images, 1)
     if not hasattr(seed, "__index__"):
         raise RequestError(f"seed: expected an integer, got {seed!r}")
     data = with_known_classes(data, subject.class_names) if isinstance(data, Images) else data

@@ -47,6 +47,12 @@ def checked_inputs(x: object, *, strict: bool) -> Tensor:
     return x.float()
 
 
+def check_integer(name: str, value: object, least: int) -> None:
+    """Refuse an argument, called `name`, that is no integer of at least `least`; those of numpy are integers, too."""
+    if not hasattr(value, "__index__") or operator.index(value) < least:
+        raise RequestError(f"{name}: expected an integer of at least {least}, got {value!r}")
+
+
 def checked_indices(indices: Iterable[Any]) -> list[int]:
     """`indices` as a list of integers; anything else is refused."""
     listed = indices.tolist() if isinstance(indices, Tensor) else indices

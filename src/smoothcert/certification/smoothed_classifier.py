@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from smoothcert.certification.inputs import noise_seeds
+from smoothcert.certification.inputs import check_integer, noise_seeds
 from smoothcert.certification.prepare import prepare
 from smoothcert.classifier import check_classifier, device_of
 from smoothcert.data import Images
@@ -78,8 +78,8 @@ class SmoothedClassifier(nn.Module):
                 ".classifier"
             )
         for name, value, least in (("num_classes", num_classes, 2), ("batch_size", batch_size, 1), ("votes", votes, 1)):
-            if value is not None and not (hasattr(value, "__index__") and value >= least):
-                raise RequestError(f"{name}: expected an integer of at least {least}, got {value!r}")
+            if value is not None:
+                check_integer(name, value, least)
         if not isinstance(noise, str) or noise not in NOISES:
             raise RequestError(f"noise: expected one of {', '.join(NOISES)}, got {noise}")
         self.noise = NOISES[noise](sigma)
