@@ -107,6 +107,7 @@ def test_input_dependent_noise(tmp_path: Path) -> None:
     [
         (("margins", "RUN", "--index", 2000), "index: expected 0 to 1999, the images of mnist-sample, got 2000"),
         (("margins", "RUN", "--index", 2000, "--out", "RUN/recipe.yaml"), "expected a folder to write to, got a file"),
+        (("margins", "RUN", "--index", 2000, "--out", "RUN/recipe.yaml/a"), "got a path inside the file"),
         (("margins", "RUN", "--format", "gif"), "expected png, pdf or svg, or several as in png,pdf, got 'gif'"),
         (("margins", "RUN", "--sigma", 0), "sigma: expected a number > 0"),
         (("margins", "RUN", "--sigma", "1e200"), "sigma: expected 0 to 1,000,000, got 1e+200"),

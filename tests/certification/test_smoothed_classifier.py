@@ -139,11 +139,18 @@ def test_a_class_in_place_of_its_instance_is_refused() -> None:
         sc.SmoothedClassifier(nn.Linear, sigma=0.5)
 
 
-def test_a_smoothed_classifier_is_not_smoothed_again() -> None:
+def test_a_smoothed_classifier_is_not_smoothed_again(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"got a SmoothedClassifier, which adds noise itself; give its \.classifier"):
         sc.SmoothedClassifier(smoothed(cnn()), sigma=0.5)
     with pytest.raises(RequestError, match="got a SmoothedClassifier, which adds noise itself"):
         sc.SmoothedClassifier(sc.Ensemble([smoothed(cnn()), smoothed(cnn())]), sigma=0.5)
+    with pytest.raises(RequestError, match="model: expected a network, got a SmoothedClassifier"):
+        sc.certify_dataset(
+            sc.Ensemble([smoothed(cnn()), smoothed(cnn())]),
+            sc.load_dataset("mnist-sample", "test"),
+            tmp_path / "a.tsv",
+            sigma=0.5,
+        )
 
 
 def test_a_wrong_number_of_classes_is_refused_with_the_right_one() -> None:

@@ -63,8 +63,11 @@ def test_other_test_images_are_refused_before_training(
     with pytest.raises(RequestError, match=r"test data: expected images \(1, 28, 28\) of at most 10 classes") as caught:
         sc.train(tiny_recipe(), tiny_data, tmp_path / "run", test_data=other, evaluate_every=1, device="cpu")
     assert f"got {shape} of {classes};" in str(caught.value)
-    with pytest.raises(RequestError, match=r"evaluate_every: expected 0 \(never\) or a number of epochs, got -1"):
-        sc.train(tiny_recipe(), "folder:/nowhere", tmp_path / "run", evaluate_every=-1, device="cpu")
+    for wrong in (-1, 1.5):
+        with pytest.raises(
+            RequestError, match=rf"evaluate_every: expected 0 \(never\) or a number of epochs, got {wrong}"
+        ):
+            sc.train(tiny_recipe(), "folder:/nowhere", tmp_path / "run", evaluate_every=wrong, device="cpu")  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 

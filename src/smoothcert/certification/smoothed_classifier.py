@@ -70,13 +70,7 @@ class SmoothedClassifier(nn.Module):
         votes: int = 1000,
     ) -> None:
         super().__init__()
-        check_classifier(classifier, "classifier")
-        parts = classifier.modules() if isinstance(classifier, nn.Module) else ()
-        if any(isinstance(part, SmoothedClassifier) for part in parts):
-            raise RequestError(
-                "classifier: expected a network, got a SmoothedClassifier, which adds noise itself; give its "
-                ".classifier"
-            )
+        check_without_noise(classifier, "classifier")
         for name, value, least in (("num_classes", num_classes, 2), ("batch_size", batch_size, 1), ("votes", votes, 1)):
             if value is not None:
                 check_integer(name, value, least)
@@ -186,3 +180,13 @@ class SmoothedClassifier(nn.Module):
     def device(self) -> torch.device | None:
         """The device of the parameters of the classifier; None for other callables."""
         return device_of(self)
+
+
+def check_without_noise(classifier: object, name: str) -> None:
+    """Refuse what is no classifier, and one with a SmoothedClassifier inside; `name` is that of the argument."""
+    check_classifier(classifier, name)
+    parts = classifier.modules() if isinstance(classifier, nn.Module) else ()
+    if any(isinstance(part, SmoothedClassifier) for part in parts):
+        raise RequestError(
+            f"{name}: expected a network, got a SmoothedClassifier, which adds noise itself; give its .classifier"
+        )

@@ -12,16 +12,8 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler, default_col
 
 from smoothcert.certification.cascade import Cascade
 from smoothcert.certification.ensemble import RunEnsemble, names_of, training_of
-from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-from smoothcert.classifier import (
-    Classifier,
-    check_classifier,
-    device_of,
-    evaluating,
-    first_logits,
-    in_float32,
-    logits_of,
-)
+from smoothcert.certification.smoothed_classifier import SmoothedClassifier, check_without_noise
+from smoothcert.classifier import Classifier, device_of, evaluating, first_logits, in_float32, logits_of
 from smoothcert.data import DATASETS, UNSPLIT, ImageFiles, Images, Split, images_from_dataset, with_known_classes
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
@@ -95,7 +87,7 @@ class Subject:
             smoothing = {"sigma": model.noise.sigma, "noise": model.noise.name, "precision": model.precision}
             passes = {"batch_size": model.batch_size, "compile": model.compiled}
             return replace(cls.of(model.classifier, name), defaults={**smoothing, **passes})
-        check_classifier(model, "model")
+        check_without_noise(model, "model")
         # The precision is not reduced by default: an unknown network may not tolerate it.
         precision = {"precision": "fp32"}
         own_name = getattr(model, "__name__", type(model).__name__)

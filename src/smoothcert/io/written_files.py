@@ -20,9 +20,18 @@ Digests = dict[str, list[str]]
 
 
 def refuse_foreign_files(folder: Path, names: Iterable[str], force: bool) -> None:
-    """Refuse to replace a file of `folder` that is not as smoothcert wrote it, and a `folder` that is a file."""
-    if folder.exists() and not folder.is_dir():
-        raise RequestError(f"{folder}: expected a folder to write to, got a file; choose another folder")
+    """Refuse to replace a file of `folder` that is not as smoothcert wrote it, and a `folder` that cannot be written.
+
+    A `folder` that does not exist cannot be made if the first parent that exists is a file, or may not be written.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    got = None
+    if not existing.is_dir():
+        got = "a file" if existing == folder else f"a path inside the file {existing}"
+    elif not os.access(existing, os.W_OK):
+        got = f"one that may not be written ({existing})"
+    if got is not None:
+        raise RequestError(f"{folder}: expected a folder to write to, got {got}; choose another folder")
     written = _written(folder)
     foreign = [name for name in names if not force and _foreign(folder / name, written.get(name, []))]
     if foreign:

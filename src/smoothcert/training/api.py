@@ -61,8 +61,8 @@ def train(
         )
     if not isinstance(model, nn.Module | None):
         raise RequestError(f"model: expected a torch module to train, got {type(model).__name__}; give an nn.Module")
-    if evaluate_every < 0:
-        raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every}")
+    if not hasattr(evaluate_every, "__index__") or evaluate_every < 0:
+        raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every!r}")
     if compile not in (known := get_args(Compiling)):
         raise RequestError(f"compile: expected one of {', '.join(known)}, got {compile}; choose one of these")
     if model is not None and recipe.model in MODELS:
