@@ -37,12 +37,12 @@ from smoothcert.certification.attack_file import (
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.records import parse_recipe
 from smoothcert.io.results import settings_path
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.recipe import parse_recipe
 
 CPU = torch.device("cpu")
 SIGMA = 0.25

@@ -34,6 +34,7 @@ from smoothcert.classifier import image_layout
 from smoothcert.data import ImageData
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.records import parse_recipe
 from smoothcert.io.results import only_writer, read_settings, stored_settings, write_settings
 from smoothcert.models.precision import at_precision, has_batch_norm
 from smoothcert.noise import Gaussian
@@ -41,7 +42,6 @@ from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.votes import BATCH_SIZE, VoteCounter, default_batch_size, fitting_batch_size
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.recipe import parse_recipe
 
 CPU = torch.device("cpu")
 

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from smoothcert.data import DATASETS, ImageData, mnist
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.records import parse_recipe
 from smoothcert.io.yaml_file import read_yaml
 from smoothcert.models import MODELS
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.import_checkpoint import import_checkpoint
 from smoothcert.training.input_layer import input_layer_warning
 from smoothcert.training.loop import train
-from smoothcert.training.recipe import ImportRecipe, parse_recipe
+from smoothcert.training.recipe import ImportRecipe
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 

@@ -9,11 +9,12 @@ from tiny import tiny_recipe
 
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.errors import RequestError
+from smoothcert.io.records import parse_recipe
 from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES, Consistency
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.training.choices import NoiseName
-from smoothcert.training.recipe import TrainRecipe, load_train_recipe, parse_recipe, with_overrides
+from smoothcert.training.recipe import TrainRecipe, load_train_recipe, with_overrides
 
 
 def test_recipes_accept_the_noises_of_the_registry() -> None:
@@ -223,7 +224,7 @@ def test_copies_change_fields_of_the_objective_and_refuse_unknown_ones() -> None
         recipe.objective.model_copy(update={"weigth": 20.0})
     with pytest.raises(RequestError, match=r"^objective.weigth: unknown key; did you mean objective.weight,"):
         recipe.model_copy(update={"weigth": 20.0})
-    with pytest.raises(RequestError, match=r"^recipe: epoch: unknown key; did you mean epochs"):
+    with pytest.raises(RequestError, match=r"^epoch: unknown key; did you mean epochs"):
         recipe.model_copy(update={"epoch": 20})
 
 

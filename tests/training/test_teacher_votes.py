@@ -14,13 +14,14 @@ from torch import Tensor
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
 from smoothcert.io.files import locked
+from smoothcert.io.records import parse_recipe
 from smoothcert.noise import NOISES
 from smoothcert.objectives import CatRs, LossTerms, Objective
 from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training import teacher_votes
 from smoothcert.training.checkpoint import load_run, read_model_file
 from smoothcert.training.loop import TrainingStatus, train
-from smoothcert.training.recipe import TrainRecipe, parse_recipe, with_overrides
+from smoothcert.training.recipe import TrainRecipe, with_overrides
 from smoothcert.training.run_folder import MODEL
 from smoothcert.training.several_runs import train_together
 

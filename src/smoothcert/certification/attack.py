@@ -37,6 +37,7 @@ from smoothcert.data import Images
 from smoothcert.data.images import in_parts
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_form
+from smoothcert.io.records import Recipe, parse_recipe
 from smoothcert.io.results import differing_settings, only_writer, stored_settings
 from smoothcert.io.text import rate
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
@@ -45,7 +46,6 @@ from smoothcert.smoothing.bounds import top_two_p_value
 from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, class_from_votes
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size, noise_block
 from smoothcert.training.choices import LARGEST_SIGMA
-from smoothcert.training.recipe import Recipe, parse_recipe
 
 INSIDE = 1 - 1e-6
 """Factor on the radius of the ball, because the norm of a float32 perturbation has a relative error of about 1e-7."""

@@ -38,6 +38,7 @@ from smoothcert.data.images import in_parts, spread
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import existing_form, exists, plain_form, plain_while_written
+from smoothcert.io.records import parse_recipe
 from smoothcert.io.results import ResultWriter, only_writer, stored_settings, write_settings
 from smoothcert.io.text import duration, rate
 from smoothcert.noise import sigma_warning
@@ -45,7 +46,6 @@ from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
 from smoothcert.smoothing.cascade import stage_alphas
 from smoothcert.smoothing.votes import fitting_into_memory
 from smoothcert.training.denoiser import Denoiser
-from smoothcert.training.recipe import parse_recipe
 
 ACCURACY_IMAGES = 100
 """Largest number of images on which accuracy is measured before certifying."""

@@ -15,6 +15,7 @@ from smoothcert.certification.inputs import Seeds, checked_inputs
 from smoothcert.certification.settings import CertifyRecipe, CertifySettings, make_counter, make_rule
 from smoothcert.classifier import Classifier, channels_last
 from smoothcert.errors import RequestError
+from smoothcert.io.records import parse_recipe
 from smoothcert.models.precision import has_batch_norm
 from smoothcert.noise import sigma_warning
 from smoothcert.smoothing.batch_dependence import refuse_unsound
@@ -22,7 +23,6 @@ from smoothcert.smoothing.cascade import certify_cascade, last_alpha, stage_alph
 from smoothcert.smoothing.certificate import Certificate
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, fitting_into_memory, noise_block
-from smoothcert.training.recipe import parse_recipe
 
 if TYPE_CHECKING:
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier

@@ -13,6 +13,7 @@ from torch import nn
 from smoothcert.certification.shards import Selection
 from smoothcert.classifier import Classifier, failures_reported
 from smoothcert.errors import RequestError
+from smoothcert.io.records import Recipe, parse_recipe
 from smoothcert.models.denoised import Denoised
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
@@ -22,7 +23,6 @@ from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size, fitting_batch_size
 from smoothcert.training.choices import LARGEST_SIGMA, Bound, NoiseName
-from smoothcert.training.recipe import Recipe, parse_recipe
 
 BATCHES_AT_ONCE = 20
 """Approximate number of forward passes between two writes to the file: what a kill costs when n is small."""

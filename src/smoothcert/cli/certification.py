@@ -149,7 +149,7 @@ def certify(
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.cli.certify_targets import certify_target, find_target, last_line
     from smoothcert.distributed import find_device, meet, team
-    from smoothcert.training.recipe import parse_recipe
+    from smoothcert.io.records import parse_recipe
 
     meet()
     torch_device = find_device(device)

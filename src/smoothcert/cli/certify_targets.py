@@ -23,13 +23,14 @@ from smoothcert.errors import RequestError
 from smoothcert.io.compressed import compressed_form, result_files
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.files import check_inside
+from smoothcert.io.records import parse_recipe
 from smoothcert.io.results import differing_settings
 from smoothcert.io.text import counted, flattened
 from smoothcert.report.progress import print_data_notes, status_bar
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.training.checkpoint import Run
-from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe
+from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.resume import CHANGEABLE
 from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE
 

@@ -2,10 +2,9 @@
 
 import inspect
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, printable
@@ -21,7 +20,6 @@ PLAIN_WORDS = {
     "a valid tuple": "a list, such as [30, 60]",
 }
 """Words of pydantic -> those of our messages."""
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class FieldsError(RequestError):
@@ -31,28 +29,6 @@ class FieldsError(RequestError):
         super().__init__(describe_errors(kind, error))
         self.kind = kind
         self.error = error
-
-
-class Record(BaseModel):
-    """A frozen record without unknown fields. Wrong ones are a RequestError of one line."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    if not TYPE_CHECKING:  # type checkers know the fields
-
-        def __init__(self, **fields: Any) -> None:
-            try:
-                super().__init__(**fields)
-            except ValidationError as error:
-                raise FieldsError(type(self), error) from error
-
-
-def validated(kind: type[Model], fields: Mapping[str, Any], prefix: str = "") -> Model:
-    """Make a `kind` from its fields; wrong ones, whose names begin with `prefix`, are a RequestError of one line."""
-    try:
-        return kind.model_validate(dict(fields))
-    except ValidationError as error:
-        raise RequestError(describe_errors(kind, error, prefix)) from error
 
 
 def describe_errors(kind: type[BaseModel], error: ValidationError, prefix: str = "") -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Self
 
 from pydantic import ConfigDict, Field
 
 from smoothcert.classifier import Classifier as Classifier
 from smoothcert.classifier import logits_under_noise as logits_under_noise
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import Record, validated
+from smoothcert.io.records import Record
 
 if TYPE_CHECKING:  # records are read without torch
     from torch import Tensor
@@ -70,12 +70,9 @@ class Objective(Record, ABC):
     uses_teacher: ClassVar[bool] = False
     """If true, the recipe may have a teacher, whose votes are `progress.targets`."""
 
-    num_noise: int = Field(default=1, ge=1, description="noisy copies of an image in a step (m)")
+    field_prefix = "objective."
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy with changed hyper-parameters, which are validated: pydantic's own method accepts any name and value."""
-        fields = {name: getattr(self, name) for name in self.model_fields_set}
-        return validated(type(self), {**fields, **(update or {})}, "objective.")
+    num_noise: int = Field(default=1, ge=1, description="noisy copies of an image in a step (m)")
 
     def in_epoch(self, epoch: float) -> Self:
         """Return the objective whose loss the steps of this epoch compute: itself, unless a part of it starts later.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field
 
-from smoothcert.io.field_errors import Record
+from smoothcert.io.records import Record
 from smoothcert.objectives.base import Classifier, Objective, Progress
 
 if TYPE_CHECKING:  # records are read without torch

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smoothcert import objectives
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import validated
+from smoothcert.io.records import validated
 from smoothcert.noise import checked_sigma
 from smoothcert.objectives.base import Classifier, Objective, Progress, cross_entropy_under_noise, warm_up
 from smoothcert.objectives.consistency import Form

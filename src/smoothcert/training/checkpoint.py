@@ -24,13 +24,14 @@ from smoothcert.data import DatasetSpec, Images, Normalization, with_known_class
 from smoothcert.data.class_names import refuse_other_order
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
+from smoothcert.io.records import parse_recipe
 from smoothcert.io.references import same_reference
 from smoothcert.io.results import only_writer
 from smoothcert.io.text import named_error
 from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub, is_own_code
 from smoothcert.training.device import default_float32
 from smoothcert.training.metrics import METRICS, read_epochs
-from smoothcert.training.recipe import ImportRecipe, TrainRecipe, parse_recipe
+from smoothcert.training.recipe import ImportRecipe, TrainRecipe
 from smoothcert.training.run_folder import MODEL, RECIPE, check_run_folder
 
 if TYPE_CHECKING:

@@ -19,12 +19,13 @@ from torch import Tensor
 from smoothcert.data import DATASETS, Normalization
 from smoothcert.errors import RequestError
 from smoothcert.io.files import file_digest
+from smoothcert.io.records import parse_recipe
 from smoothcert.models import MODELS, as_module, check_outputs, is_code
 from smoothcert.training.checkpoint import InputSpec, Run, new_model, write_new_run
 from smoothcert.training.choices import InputLayer
 from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.input_layer import layer_normalization, network_of
-from smoothcert.training.recipe import ImportRecipe, parse_recipe
+from smoothcert.training.recipe import ImportRecipe
 from smoothcert.training.run_folder import split_key
 from smoothcert.training.versions import versions
 from smoothcert.training.weights_file import (

@@ -1,18 +1,17 @@
-"""Validated recipes for training, imports and certification; reading, writing, and `key=value` overrides."""
+"""The recipes of trained and imported runs: fields, reading, and `key=value` overrides."""
 
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import LETTERS, Record, describe_errors, shown, validated
-from smoothcert.io.files import write_text_atomically
+from smoothcert.io.field_errors import LETTERS, shown
+from smoothcert.io.records import Recipe, parse_recipe, validated
 from smoothcert.io.text import did_you_mean, flattened
 from smoothcert.io.yaml_file import parse_yaml, read_yaml
 from smoothcert.objectives import BUILT_IN, OBJECTIVES, Objective, UnloadedObjective, name_in_recipes
@@ -93,30 +92,6 @@ LARGEST = 1e30
 """The largest float: arithmetic in float32 with the weights of a network stays finite."""
 MOST = 1_000_000
 """The largest number of epochs, noisy copies or attack steps."""
-
-
-class Recipe(Record):
-    """The base of all recipes, which are written as YAML."""
-
-    later_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields that are written only if they are not at their defaults: recipes without them stay as they were."""
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy with changed fields, which are validated: pydantic's own method accepts any name and value."""
-        fields = {name: getattr(self, name) for name in self.model_fields_set}
-        return parse_recipe(type(self), {**fields, **(update or {})}, "recipe")
-
-    def to_mapping(self) -> dict[str, Any]:
-        fields = type(self).model_fields
-        unset = {name for name in self.later_fields if getattr(self, name) == fields[name].default}
-        return {name: value for name, value in self.model_dump(mode="json").items() if name not in unset}
-
-    def to_yaml(self) -> str:
-        text: str = yaml.safe_dump(self.to_mapping(), sort_keys=False)
-        return text
-
-    def save(self, path: Path) -> None:
-        write_text_atomically(path, self.to_yaml())
 
 
 class TrainRecipe(Recipe):
@@ -257,17 +232,6 @@ class ImportRecipe(Recipe):
     @property
     def noise(self) -> NoiseName:
         return "gaussian"
-
-
-R = TypeVar("R", bound=Recipe)
-
-
-def parse_recipe(kind: type[R], fields: Mapping[str, Any], source: str) -> R:
-    """Validate `fields`; the RequestError is one line that names field, value and allowed range."""
-    try:
-        return kind.model_validate(dict(fields))
-    except ValidationError as error:
-        raise RequestError(f"{source}: {describe_errors(kind, error)}") from error
 
 
 def load_train_recipe(path: Path) -> TrainRecipe:

@@ -18,12 +18,13 @@ from smoothcert.distributed import Team, claim_run, restarts_run
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import exists
 from smoothcert.io.files import check_regular_file, remove_temporaries, replaced_atomically
+from smoothcert.io.records import parse_recipe
 from smoothcert.io.results import differing_settings
 from smoothcert.io.text import error_line, flattened
 from smoothcert.training.checkpoint import ModelFile, Run, load_run, read_model_file, save_weights
 from smoothcert.training.frozen_classifier import refuse_missing_classifier
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
-from smoothcert.training.recipe import TrainRecipe, load_run_recipe, parse_recipe
+from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_existing_run, refuse_lost_recipe
 from smoothcert.training.weight_average import AveragedWeights
 

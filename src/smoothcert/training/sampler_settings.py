@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from smoothcert.io.field_errors import Record
+from smoothcert.io.records import Record
 
 FEWEST_VOTES = 4
 """The fewest votes from which a positive radius follows: with 3 the lower bound of three agreeing votes is 0.46."""

@@ -4,10 +4,10 @@ import inspect
 from pathlib import Path
 
 from smoothcert.errors import RequestError
-from smoothcert.io.field_errors import validated
+from smoothcert.io.records import parse_recipe, validated
 from smoothcert.io.text import named_error
 from smoothcert.objectives import REFERENCES, Objective, UnloadedObjective
-from smoothcert.training.recipe import TrainRecipe, parse_recipe
+from smoothcert.training.recipe import TrainRecipe
 
 
 def import_objective(reference: str) -> type[Objective]:

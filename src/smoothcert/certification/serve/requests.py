@@ -21,7 +21,7 @@ from smoothcert.data.decoding import Decoder, ImageBytes, opened_image
 from smoothcert.data.image_files import read_image
 from smoothcert.data.images import in_unit_interval
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.field_errors import validated
+from smoothcert.io.records import validated
 
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 MEDIA_TYPES = ("image/png", "image/jpeg", "application/octet-stream", "application/json")
