@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smoothcert.errors import RequestError
+from smoothcert.io.records import parse_recipe
 from smoothcert.io.text import did_you_mean
 from smoothcert.objectives import (
     CatRs,
@@ -26,7 +27,7 @@ from smoothcert.objectives import (
     Stability,
 )
 from smoothcert.papers.tables import published_acr
-from smoothcert.training.recipe import TrainRecipe, parse_recipe
+from smoothcert.training.recipe import TrainRecipe
 
 DEFAULT_SIGMA = 0.5
 FINETUNE = "-finetune"
@@ -133,11 +134,13 @@ SUN_ATTACK = {
 }
 COSINE: dict[str, Any] = {"schedule": "cosine", "learning_rate_drops": ()}
 MNIST_COSINE = COSINE | {"epochs": 150, "learning_rate": 0.05}
+# More epochs and Nesterov momentum were better on held-out training images at 0.5 and 1.0; MNIST is saturated at 0.25.
+MNIST_LONG = MNIST_COSINE | {"epochs": {0.25: 150, 0.5: 300, 1.0: 300}, "nesterov": {0.25: False, 0.5: True, 1.0: True}}
 SUN_SAMPLER = {"sampler": {"name": "radius-weighted", "start": SUN_START, "discard_below": SUN_DISCARD}}
 CIFAR10_COSINE = COSINE | {"epochs": 110, "learning_rate": 0.2, "learning_rate_warm_up": 2, "weight_decay": 5e-4}
 
 PRESETS: dict[str, Preset] = {
-    "mnist/best": method_preset("mnist", SmoothMix, None, MNIST_BEST, protocol=MNIST_COSINE),
+    "mnist/best": method_preset("mnist", SmoothMix, None, MNIST_BEST, protocol=MNIST_LONG),
     "mnist/gaussian": method_preset("mnist", Gaussian, "Gaussian"),
     # As many steps per epoch as the methods with four noises: much of what they gain over Gaussian is that.
     "mnist/gaussian-m4": method_preset("mnist", Gaussian, None, {"num_noise": 4}),
