@@ -93,6 +93,22 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
     assert "holds a run of another recipe (weight_decay: the run has 0.0001, the request 0.1)" in err
 
 
+def test_a_larger_sweep_uses_the_runs_of_a_smaller_one(run_cli: Cli, place: Path) -> None:
+    """With a second field the runs have longer names; a damaged folder beside them is none of its business."""
+    assert run_cli(*SWEEP, "--set", "seed=0,1")[0] == 0
+    (place / "sweep/damaged").mkdir()
+    (place / "sweep/damaged/recipe.yaml").write_text("epochs: [")
+    before = {path: path.stat().st_mtime_ns for path in place.glob("sweep/seed?/*")}
+    assert len(before) > 6
+    code, _, err = run_cli(*SWEEP, "--set", "seed=0,1", "--set", "lambda=5,20")
+    assert (code, err) == (0, "")
+    assert {path: path.stat().st_mtime_ns for path in place.glob("sweep/seed?/*")} == before
+    names = {path.parent.name for path in place.glob("sweep/*/model.safetensors")}
+    assert names == {"seed0", "seed1", "seed0-lambda20", "seed1-lambda20"}
+    with (place / "sweep/report/report.csv").open(newline="") as report:
+        assert {row["name"] for row in csv.DictReader(report)} == names
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -3,15 +3,17 @@
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.distributed import Team
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.objectives import Distillation
 from smoothcert.papers.reproduce.run_state import Resources, RunState, with_state
 from smoothcert.training.checkpoint import InputSpec, new_model
-from smoothcert.training.recipe import TrainRecipe, with_overrides
+from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
+from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.setup import check_request
 from smoothcert.training.user_objective import load_objective
 
@@ -37,7 +39,10 @@ def all_recipes(bases: Mapping[str, TrainRecipe], varied: Mapping[str, Sequence[
 def plan_runs(
     recipes: Mapping[str, TrainRecipe], out: Path, settings: CertifySettings, resources: Resources
 ) -> list[RunState]:
-    """Return the runs with their states; what cannot be trained or certified is refused before anything is."""
+    """Return the runs with their states; what cannot be trained or certified is refused before anything is.
+
+    A run that `out` holds under another name, from a smaller sweep, is used.
+    """
     built: set[tuple[str, str]] = set()
     runs: list[RunState] = []
     for name, recipe in recipes.items():
@@ -48,9 +53,22 @@ def plan_runs(
             )
         images = resources.load(recipe, "train")
         indices = settings.selection(len(resources.load(recipe, "test"))).indices
-        check_request(recipe, images, out / name, Team())
+        folder = find_run(recipe, out, name)
+        check_request(recipe, images, folder, Team())
         if (recipe.model, recipe.dataset) not in built:
             new_model(recipe.model, InputSpec.of(images))  # refuses an unknown network, and one for other images
             built.add((recipe.model, recipe.dataset))
-        runs.append(with_state(RunState(out / name, recipe, settings, len(indices)), indices))
+        runs.append(with_state(RunState(folder, recipe, settings, len(indices)), indices))
     return runs
+
+
+def find_run(recipe: TrainRecipe, out: Path, name: str) -> Path:
+    """Return the folder in `out` that holds a run of `recipe`, first the one called `name`; else `out / name`."""
+    if (out / name / RECIPE).exists():
+        return out / name
+    wanted = recipe.model_dump(mode="json")
+    for path in sorted(out.glob(f"*/{RECIPE}")):
+        with suppress(RequestError, WorkError):  # a damaged file, or an imported model
+            if load_run_recipe(path).model_dump(mode="json") == wanted:
+                return path.parent
+    return out / name
