@@ -68,6 +68,23 @@ def test_votes_do_not_depend_on_other_images() -> None:
     assert alone == together.tolist()
 
 
+def test_noise_depends_on_the_batch_size_only_below_a_block() -> None:
+    """Two batch sizes of a block or more give equal votes, and n votes of a block or more are the first of more."""
+    batch, seeds, block = images(6), [(1, i) for i in range(6)], NOISE_BLOCK["cpu"]
+
+    def votes(batch_size: int, n: int) -> list[list[int]]:
+        counts: list[list[int]] = counter(batch_size=batch_size).count(batch, seeds, "estimate", n).tolist()
+        return counts
+
+    assert votes(block, 700) == votes(block + 1, 700) == votes(3 * block, 700)
+    assert votes(block - 1, 700) != votes(block, 700)
+    assert votes(100, 100) == votes(block, 100)
+    for fewer, more in ((block, block + 1), (block, 700), (600, 700)):
+        added = np.subtract(votes(500, more), votes(500, fewer))
+        assert added.min() >= 0
+        assert added.sum() == len(batch) * (more - fewer)
+
+
 def test_every_image_and_stage_has_its_own_noise() -> None:
     same = images(1).expand(4, -1, -1, -1)
     counts = counter().count(same, [(1, 0), (1, 1), (2, 0), (1, 0)], "estimate", 2000).tolist()
