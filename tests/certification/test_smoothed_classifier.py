@@ -225,8 +225,12 @@ def test_too_few_votes_for_any_certificate_give_a_warning() -> None:
     with pytest.warns(UserWarning, match="n = 9 votes cannot certify any image .*; n = 10 can") as caught:
         assert len([*smoothed().certify_loader([IMAGES, IMAGES], n=9)]) == 2
     assert [warning.filename for warning in caught] == [__file__], "once, at the loop over the batches"
+    with pytest.warns(UserWarning, match=r"n = 10 votes cannot decide any class .*: all abstain; n = 11 can") as caught:
+        assert bool(smoothed().predict(IMAGES, n=10).abstained.all())
+    assert [warning.filename for warning in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        smoothed().predict(IMAGES, n=11)
         smoothed().certify(IMAGES, n=10)
         assert len([*smoothed().certify_loader([IMAGES], n=10)]) == 1
 

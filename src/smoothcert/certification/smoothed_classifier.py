@@ -16,7 +16,7 @@ from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
-from smoothcert.smoothing.certificate import Certificate, class_from_votes, sorted_votes
+from smoothcert.smoothing.certificate import Certificate, class_from_votes, fewest_deciding_votes, sorted_votes
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.training.choices import Bound
 
@@ -111,6 +111,9 @@ class SmoothedClassifier(nn.Module):
     ) -> CertificateBatch:
         """The class of each input, or ABSTAIN (-1), with radius 0: each is wrong with probability at most `alpha`."""
         inputs, prepared = prepare(self, x, {"n": n, "alpha": alpha})
+        if n < (least := fewest_deciding_votes(alpha)):
+            text = f"n = {n:,} votes cannot decide any class at alpha {alpha:g}: all abstain; n = {least:,} can"
+            warnings.warn(text, stacklevel=2)
         records = []
         for votes in prepared.votes(inputs, noise_seeds(inputs, seed, indices)):
             pairs = sorted_votes(votes)
