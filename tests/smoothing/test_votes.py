@@ -1,5 +1,7 @@
 """The vote counter: exact counts, independence of batching, fresh and separate noise, eval mode."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from normal_numbers import GENERATORS
 from smoothcert import noise
 from smoothcert.errors import WorkError
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.votes import NOISE_BLOCK, VoteCounter, block_keys
+from smoothcert.smoothing.votes import BATCH_SIZE, NOISE_BLOCK, VoteCounter, block_keys, default_batch_size
 
 
 def signs(images: Tensor) -> Tensor:
@@ -83,6 +85,16 @@ def test_noise_depends_on_the_batch_size_only_below_a_block() -> None:
         added = np.subtract(votes(500, more), votes(500, fewer))
         assert added.min() >= 0
         assert added.sum() == len(batch) * (more - fewer)
+
+
+def test_the_page_about_certification_has_the_sizes_of_blocks_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BATCH_SIZE, "cpu", 500)  # which is smaller in tests
+    page = " ".join((Path(__file__).parents[2] / "docs/certification.md").read_text(encoding="utf-8").split())
+    block, on_gpu = NOISE_BLOCK["cpu"], NOISE_BLOCK["cuda"]
+    assert f"in blocks of {block} noisy images ({on_gpu:,} on a GPU), or fewer if" in page
+    size = default_batch_size(torch.device("cpu"), (3, 224, 224))
+    assert f"below a block: {size} on a CPU for 224 x 224 pixels in colour" in page
+    assert size < block
 
 
 def test_every_image_and_stage_has_its_own_noise() -> None:
