@@ -97,7 +97,7 @@ def attack(
     print_data_notes(console, images, first.recipe.dataset if first is not None else None)
     trained_sigma = subject.defaults.get("sigma")
     recipe = complete_attack_recipe(fields, path, torch_device, images.shape, certified, trained_sigma)
-    print_about_runs(subject.runs, console.note, console.warn)
+    print_about_runs(subject, console.note, console.warn)
     for text in subject.noise_warnings(recipe.sigma, "gaussian"):
         console.warn(text)
     known = range(len(images)) if certified is None else sorted(row.index for row in certified.rows)

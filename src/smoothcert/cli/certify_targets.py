@@ -167,7 +167,7 @@ def print_result(request: CertifyOptions, target: Target, file: CertificatesFile
 
 def print_notes(request: CertifyOptions, target: Target, images: Images) -> None:
     """Print what a user may want to know before the work begins."""
-    print_about_runs(target.subject.runs, request.console.note, request.console.warn)
+    print_about_runs(target.subject, request.console.note, request.console.warn)
     print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
 
 

@@ -53,12 +53,13 @@ def noise_for(subject: Subject, sigma: float | None, kind: NoiseName | None) -> 
     return trained["sigma"] if sigma is None else sigma, kind or trained.get("noise", "gaussian")
 
 
-def print_about_runs(runs: Sequence[Run], on_note: Callable[[str], None], on_warning: Callable[[str], None]) -> None:
-    """Print what a user should know about `runs` before a command works with them.
+def print_about_runs(subject: Subject, on_note: Callable[[str], None], on_warning: Callable[[str], None]) -> None:
+    """Print what a user should know about the runs of `subject` and its denoiser before a command works with them.
 
     A run may be unfinished, or its recipe.yaml may have been edited.
     """
-    for run in runs:
+    front = None if subject.denoiser is None else subject.denoiser.run
+    for run in (*subject.runs, *([] if front is None else [front])):
         if not run.finished:
             on_note(f"{run.folder} has trained {run.epoch} of {run.recipe.epochs} epochs")
         if (text := recipe_warning(run)) is not None:

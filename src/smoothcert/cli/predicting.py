@@ -78,7 +78,7 @@ def predict(
         named.subject.classifier, sigma=noise_level, num_classes=spec.num_classes, noise=kind, precision=precision
     )
     warn = PlainConsole(stderr=True).warn
-    print_about_runs(named.subject.runs, note, warn)
+    print_about_runs(named.subject, note, warn)
     with printing_warnings(named.subject.noise_warnings(noise_level, kind), warn):
         smoothed = model.to(torch_device)
         # All files were read before the first is certified. They stay bytes: as floats they are four times as large.

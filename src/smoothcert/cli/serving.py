@@ -114,7 +114,7 @@ def load_models(
         named = named_classifier(request, members, sigma, console.note)
         level, kind = noise_for(named.subject, sigma, None)
         settings = CertifySettings(batch_size=max_batch, sigma=level)  # refuses a wrong sigma before warnings about it
-        print_about_runs(named.subject.runs, console.note, console.warn)
+        print_about_runs(named.subject, console.note, console.warn)
         for text in named.subject.noise_warnings(level, kind):
             console.warn(text)
         models.append(ServedModel.of(name, named.subject, named.spec, named.dataset, device, settings))
