@@ -19,7 +19,7 @@ import typer
 import yaml
 from scipy.stats import beta, norm
 
-from smoothcert import read_certificates, report
+from smoothcert import load_dataset, read_certificates, report
 from smoothcert.cli import app
 from smoothcert.data import ImageData
 from smoothcert.objectives import OBJECTIVES
@@ -376,3 +376,32 @@ def test_python_of_the_page_about_existing_models_runs(tmp_path: Path, monkeypat
     torch.testing.assert_close(model.eval()(images), names["model"].eval()((images - 0.1307) / 0.3081))
     for name in ("digits", "fixed"):
         monkeypatch.delitem(sys.modules, name)
+
+
+def test_python_of_the_page_about_training_runs(
+    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the small network of the tests and one epoch; the loss that is printed is that of `metrics`."""
+    (source,) = python_blocks(ROOT / "docs/training.md")
+    monkeypatch.chdir(tmp_path)
+    changes = 'model_copy(update={"model": "tiny", "epochs": 1, "learning_rate_drops": ()})'
+    short = source.replace("sigma=0.5)\n", f"sigma=0.5).{changes}\n")
+    names: dict[str, Any] = {
+        "my_dataset": torch.utils.data.TensorDataset(*tiny_data.batch(torch.arange(len(tiny_data))))
+    }
+    exec(compile(short, "training.md", "exec"), names)
+    assert [line["loss"] for line in names["run"].metrics] == [float(capsys.readouterr().out)]
+
+
+def test_images_that_the_page_about_the_best_recipes_holds_out_are_the_last_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the sample, which has the first 10,000 training images of MNIST; both splits can be loaded."""
+    (source,) = python_blocks(ROOT / "docs/best-recipe.md")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(source.replace('"mnist"', '"mnist-sample"').replace("50_000", "8_000"), "best-recipe.md", "exec"), {})
+    whole = load_dataset("mnist-sample", "train")
+    for split, part in (("train", slice(8_000)), ("test", slice(8_000, None))):
+        held = load_dataset("npz:held-out.npz", split)
+        assert torch.equal(held.labels, whole.labels[part])
+        assert torch.equal(held.batch(torch.tensor([5]))[0], whole.batch(torch.tensor([(part.start or 0) + 5]))[0])

@@ -19,6 +19,7 @@ from smoothcert import load
 from smoothcert.analysis.cost import cost_csv, cost_markdown, training_costs
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.columns import columns_of
+from smoothcert.certification.settings import CertifySettings
 from smoothcert.data.datasets import DATASETS
 from smoothcert.io.text import duration
 from smoothcert.io.written_files import MANIFEST, refuse_foreign_files
@@ -147,6 +148,47 @@ def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None
         assert trained == file.provenance["epoch"]
         if name != "cifar10-n10000":  # whose metrics are with the certificates of n = 100,000
             assert epochs_in(folder / METRICS) == trained
+
+
+NUMBERS = {"three": 3, "four": 4, "six": 6, "sixteen": 16}
+
+
+def test_limits_in_the_documentation_are_those_of_the_results() -> None:
+    """What the FAQ and the README say is trained, and on what, counted from recipes, metrics and settings."""
+    faq = (RESULTS.parent / "docs/faq.md").read_text(encoding="utf-8").replace("\n", " ")
+    limits = re.sub(" +", " ", faq[faq.index("## Limits") :])
+    readme = (RESULTS.parent / "README.md").read_text(encoding="utf-8").replace("\n", " ")
+
+    def said(pattern: str, text: str = limits) -> int:
+        found = re.search(pattern, text)
+        assert found is not None, pattern
+        return NUMBERS[found[1]]
+
+    recipes = {path.parent: load_train_recipe(path) for path in RESULTS.glob("*/*/recipe.yaml")}
+    cifar10 = [(r.objective, r.sigma) for folder, r in recipes.items() if folder.parent.name == "cifar10"]
+    tables = ("consistency/table1", "smoothmix/table1")
+    rows = [(run.recipe.objective, run.recipe.sigma) for t in tables for run in paper_runs(t) if run.recipe is not None]
+    assert said(r"\[(\w+) rows of the papers' main tables\]") == len({row for row in cifar10 if row in rows})
+    assert said(r"(\w+) of them with two seeds") == len({row for row in cifar10 if cifar10.count(row) == 2})
+    assert max(map(cifar10.count, cifar10)) == 2
+    networks = [folder for folder in recipes if folder.parent.name == "cifar10-architectures"]
+    assert said(r"\[(\w+) rows with other networks\]") == len(networks)
+    models = [*(RESULTS / "models").glob("*/model.safetensors")]
+    assert said(r"trained networks\?\*\* (\w+), for mnist and cifar-10", faq.lower()) == len(models)
+
+    assert "certify no network on ImageNet, and none that we trained with MACER on CIFAR-10" in readme
+    assert "ImageNet has presets and measured speed, but no trained network" in limits
+    certified = [r for folder, r in recipes.items() if (folder / "certificates").exists()]  # not those of training cost
+    assert not any(r.dataset.startswith("imagenet") for r in certified)
+    assert not any(r.dataset == "cifar10" and r.objective.name == "macer" for r in certified)
+
+    settings = CertifySettings()
+    assert f"By default it costs {settings.n0 + settings.n:,} forward passes" in readme
+
+    assert "on x86-64 and ARM CPUs and on one kind of GPU (NVIDIA H200)" in limits
+    stored = [json.loads(path.read_text()) for path in RESULTS.rglob("certificates/*.json")]
+    devices = {about["provenance"]["versions"]["device"] for about in stored if "versions" in about["provenance"]}
+    assert devices <= {"cpu (x86_64)", "cpu (aarch64)", "cuda (NVIDIA H200)"}
 
 
 def table_from(path: Path, title: str) -> list[str]:

@@ -82,6 +82,9 @@ def test_too_few_votes_for_the_alpha_of_a_stage_are_a_warning(
     assert row.certificate.abstained
     (note,) = (note for note in notes if "n = 11 votes cannot certify any image" in note)
     assert note.endswith("n = 12 can")
+    with pytest.warns(UserWarning, match="n = 11 votes cannot certify any image .*; n = 12 can") as caught:
+        of(folders).certify(test_data.batch(torch.tensor([0]))[0], n=11)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_shards_are_merged(folders: list[Path], test_data: ImageData, tmp_path: Path, run_cli: Cli) -> None:

@@ -222,9 +222,17 @@ def test_the_advice_for_one_score_gives_its_classifier(case: str) -> None:
 def test_too_few_votes_for_any_certificate_give_a_warning() -> None:
     with pytest.warns(UserWarning, match="n = 9 votes cannot certify any image .*: all abstain; n = 10 can"):
         assert bool(smoothed().certify(IMAGES, n=9).abstained.all())
+    with pytest.warns(UserWarning, match="n = 9 votes cannot certify any image .*; n = 10 can") as caught:
+        assert len([*smoothed().certify_loader([IMAGES, IMAGES], n=9)]) == 2
+    assert [warning.filename for warning in caught] == [__file__], "once, at the loop over the batches"
+    with pytest.warns(UserWarning, match=r"n = 10 votes cannot decide any class .*: all abstain; n = 11 can") as caught:
+        assert bool(smoothed().predict(IMAGES, n=10).abstained.all())
+    assert [warning.filename for warning in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        smoothed().predict(IMAGES, n=11)
         smoothed().certify(IMAGES, n=10)
+        assert len([*smoothed().certify_loader([IMAGES], n=10)]) == 1
 
 
 def test_images_outside_the_unit_interval_give_a_warning_or_an_error() -> None:

@@ -222,6 +222,48 @@ def test_an_ensemble_is_certified_predicted_attacked_and_served(
     assert "if it is meant for pixels in 0..255, give 64/255 = 0.251" in out + err
 
 
+def test_all_commands_that_use_a_run_say_what_certify_says_about_it(
+    run_cli: Cli, trained_run: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unfinished training, an edited recipe.yaml, noise of another level, and too few votes where they are drawn."""
+    run = load_run(trained_run)
+    write_new_run(replace(run, folder=place / "run", epoch=1), run.model.state_dict())
+    recipe = place / "run/recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("sigma: 0.5", "sigma: 0.25"))
+    Image.fromarray(mnist.load_sample("test").images[0, 0].numpy()).save("digit.png")
+    unfinished = "note: run has trained 1 of 2 epochs"
+    edited = "warning: run/recipe.yaml: is not the recipe of the network (sigma: the file has 0.25, the network 0.5)"
+    large = "warning: sigma 64 hides images in [0, 1] completely"
+    other = "warning: run was trained with gaussian noise at sigma 0.5, not with gaussian noise at sigma 64"
+    few_votes = "warning: n = 9 votes cannot certify any image at alpha 0.001: all abstain; n = 10 can"
+
+    def said(*words: object) -> list[str]:
+        code, out, err = run_cli(*words, "--device", "cpu")
+        assert code == 0, err
+        return [line for line in (out + err).splitlines() if line.startswith(("note: run", "warning:"))]
+
+    def check(lines: list[str], *expected: str) -> None:
+        assert len(lines) == len(expected), lines
+        assert all(any(line.startswith(text) for line in lines) for text in expected), lines
+
+    about = (unfinished, edited)
+    for format_ in ("table", "json"):
+        predicted = ("predict", "run", "digit.png", "--format", format_)
+        check(said(*predicted, "--n", 10), *about)
+        check(said(*predicted, "--n", 9, "--sigma", 64), *about, large, other, few_votes)
+    attacked = ("attack", "run", "--max-images", 1, "--steps", 1, "--num-noise", 1, "--votes", 50, "--radii", 0.5)
+    check(said(*attacked), *about)
+    check(said(*attacked, "--sigma", 64, "--name", "large"), *about, large, other)
+    certified = ("certify", "run", "--max-images", 1, "--n0", 5)
+    check(said(*certified, "--n", 10), *about)
+    check(said(*certified, "--n", 9, "--sigma", 64), *about, large, other, few_votes)
+    check(said("doctor", "run", "--images", 10), *about)
+    pytest.importorskip("fastapi")
+    monkeypatch.setattr("smoothcert.certification.serve.server.serve", lambda *given: None)
+    check(said("serve", "run", "--port", 0), *about)
+    check(said("serve", "run", "--port", 0, "--sigma", 64), *about, large, other)
+
+
 def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     """Its classes are half-spaces: the radius is known. No run folder is needed."""
     (place / "names.txt").write_text("dark\nbright\nneither\n")

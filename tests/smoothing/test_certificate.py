@@ -1,6 +1,7 @@
 """CERTIFY and PREDICT on given votes."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from scipy.special import ndtri
 from smoothcert import ABSTAIN, SmoothedClassifier
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import error_upper_bound
-from smoothcert.smoothing.certificate import certificate_of_class, class_from_votes
+from smoothcert.smoothing.certificate import certificate_of_class, class_from_votes, fewest_deciding_votes
 from smoothcert.smoothing.certificate_batch import rounded_down
 
 
@@ -80,6 +81,15 @@ def test_predict_answers_up_to_alpha_itself() -> None:
     for alpha, answer in ((22 / 1024, 1), (21 / 1024, ABSTAIN)):
         assert class_from_votes([1, 9], alpha) == answer
     assert class_from_votes([5, 5], 1.0) == 0  # the first of equal classes
+
+
+@pytest.mark.parametrize("alpha", [0.9, 0.5, 0.25, 0.1, 0.01, 0.001, 2**-20, 1e-9, 1e-300])
+def test_fewest_votes_that_decide_a_class(alpha: float) -> None:
+    """If all agree, n of them have the two-sided p-value 2 / 2^n, here as a fraction."""
+    least = fewest_deciding_votes(alpha)
+    assert Fraction(2, 2**least) <= Fraction(alpha) < Fraction(2, 2 ** (least - 1))
+    assert class_from_votes([0, least], alpha) == 1
+    assert class_from_votes([0, least - 1], alpha) == ABSTAIN
 
 
 def test_radii_in_float32_are_rounded_down() -> None:

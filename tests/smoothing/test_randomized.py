@@ -1,12 +1,16 @@
 """The randomized bound: exact coverage by enumeration, its order in the coin, and the coins of the rules."""
 
 import math
+import re
 from fractions import Fraction
 from itertools import pairwise, product
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import quad
+from scipy.stats import norm
 from torch import Tensor
 
 from smoothcert.noise import Gaussian
@@ -91,6 +95,19 @@ def test_unanimous_votes_have_a_closed_form() -> None:
     noise, coins = Gaussian(1.0), (np.arange(4000) + 0.5) / 4000
     mean = np.mean([noise.radius(randomized_error_bound(100_000, 100_000, 0.001, float(coin))) for coin in coins])
     assert mean == pytest.approx(3.8545, abs=1e-3)  # the plain bound gives 3.811
+
+
+def test_the_page_about_certification_has_the_mean_and_the_largest_radius_of_unanimous_votes() -> None:
+    """From the closed form q = 1 - (alpha / u)^(1/n) with u = max(U, 2 alpha), by numerical integration over U."""
+    n, alpha = 100_000, 0.001
+
+    def radius(coin: float) -> float:
+        return float(norm.isf(-math.expm1(math.log(alpha / max(coin, 2 * alpha)) / n)))
+
+    mean = quad(radius, 0, 1, points=[2 * alpha, 0.01, 0.1], limit=500)[0]
+    page = (Path(__file__).parents[2] / "docs/certification.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"- `--bound randomized`(.*?)\n- ", page.replace("\n\n", "\n- "), flags=re.DOTALL)
+    assert re.findall(r"(\d\.\d{3})\s+σ", text) == [f"{r:.3f}" for r in (mean, radius(1.0), radius(0.0))]
 
 
 def test_a_bound_that_rounds_to_1() -> None:

@@ -1,5 +1,7 @@
 """The vote counter: exact counts, independence of batching, fresh and separate noise, eval mode."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from normal_numbers import GENERATORS
 from smoothcert import noise
 from smoothcert.errors import WorkError
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.votes import NOISE_BLOCK, VoteCounter, block_keys
+from smoothcert.smoothing.votes import BATCH_SIZE, NOISE_BLOCK, VoteCounter, block_keys, default_batch_size
 
 
 def signs(images: Tensor) -> Tensor:
@@ -66,6 +68,33 @@ def test_votes_do_not_depend_on_other_images() -> None:
     alone = [counter().count(batch[i : i + 1], seeds[i : i + 1], "estimate", 700)[0].tolist() for i in range(6)]
     assert shuffled.tolist() == together[order].tolist()
     assert alone == together.tolist()
+
+
+def test_noise_depends_on_the_batch_size_only_below_a_block() -> None:
+    """Two batch sizes of a block or more give equal votes, and n votes of a block or more are the first of more."""
+    batch, seeds, block = images(6), [(1, i) for i in range(6)], NOISE_BLOCK["cpu"]
+
+    def votes(batch_size: int, n: int) -> list[list[int]]:
+        counts: list[list[int]] = counter(batch_size=batch_size).count(batch, seeds, "estimate", n).tolist()
+        return counts
+
+    assert votes(block, 700) == votes(block + 1, 700) == votes(3 * block, 700)
+    assert votes(block - 1, 700) != votes(block, 700)
+    assert votes(100, 100) == votes(block, 100)
+    for fewer, more in ((block, block + 1), (block, 700), (600, 700)):
+        added = np.subtract(votes(500, more), votes(500, fewer))
+        assert added.min() >= 0
+        assert added.sum() == len(batch) * (more - fewer)
+
+
+def test_the_page_about_certification_has_the_sizes_of_blocks_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BATCH_SIZE, "cpu", 500)  # which is smaller in tests
+    page = " ".join((Path(__file__).parents[2] / "docs/certification.md").read_text(encoding="utf-8").split())
+    block, on_gpu = NOISE_BLOCK["cpu"], NOISE_BLOCK["cuda"]
+    assert f"in blocks of {block} noisy images ({on_gpu:,} on a GPU), or fewer if" in page
+    size = default_batch_size(torch.device("cpu"), (3, 224, 224))
+    assert f"below a block: {size} on a CPU for 224 x 224 pixels in colour" in page
+    assert size < block
 
 
 def test_every_image_and_stage_has_its_own_noise() -> None:

@@ -5,6 +5,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from smoothcert.errors import RequestError
 from smoothcert.models import CifarResNet, Denoised, Normalize, UNet
 from smoothcert.models.precision import at_precision
 from smoothcert.objectives import Denoising, Progress
-from smoothcert.training.checkpoint import tensors_digest
+from smoothcert.training.checkpoint import tensors_digest, write_new_run
 from smoothcert.training.denoiser import behind_denoiser, denoiser_recipe, load_denoiser
 from smoothcert.training.frozen_classifier import is_built_in_network
 from smoothcert.training.loop import train
@@ -190,6 +191,24 @@ def test_both_parts_are_evaluated_at_the_precision_of_the_votes(trained_run: Pat
     assert {tensor.dtype for tensor in model.denoiser.state_dict().values()} == {torch.bfloat16}
     assert logits.dtype == torch.float32  # so that two classes are not tied
     torch.testing.assert_close(logits, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
+
+
+def test_an_unfinished_denoiser_is_reported(
+    tmp_path: Path, trained_run: Path, denoiser_run: Path, run_cli: Cli
+) -> None:
+    """As an unfinished classifier is; recipe.yaml of the denoiser is compared too."""
+    run, denoiser = shutil.copytree(trained_run, tmp_path / "run"), tmp_path / "half"
+    loaded = sc.load(denoiser_run)
+    write_new_run(replace(loaded, folder=denoiser, epoch=1), loaded.model.state_dict())
+    recipe = denoiser / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("batch_size: 16", "batch_size: 32"))
+    certify = ("certify", run, "--denoiser", denoiser, "--n", 20, "--max-images", 1, "--device", "cpu")
+    code, output, _ = run_cli(*certify)
+    assert code == 0
+    assert f"note: {denoiser} has trained 1 of 2 epochs" in output
+    assert (
+        f"warning: {recipe}: is not the recipe of the network (batch_size: the file has 32, the network 16)" in output
+    )
 
 
 def test_the_command_line_certifies_attacks_and_predicts(

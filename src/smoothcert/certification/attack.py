@@ -42,8 +42,7 @@ from smoothcert.io.results import differing_settings, only_writer, stored_settin
 from smoothcert.io.text import rate
 from smoothcert.models.precision import DTYPES, at_precision, resolve_precision
 from smoothcert.noise import Gaussian
-from smoothcert.smoothing.bounds import top_two_p_value
-from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, class_from_votes
+from smoothcert.smoothing.certificate import ABSTAIN, MOST_VOTES, class_from_votes, fewest_deciding_votes
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size, noise_block
 from smoothcert.training.choices import LARGEST_SIGMA
 
@@ -77,10 +76,10 @@ class AttackRecipe(Recipe):
                 f"num_noise: expected at most gradient_batch_size = {self.gradient_batch_size}, got {self.num_noise}; "
                 "lower the one or raise the other"
             )
-        if top_two_p_value(self.n, 0) > self.alpha_each:
+        if self.n < (least := fewest_deciding_votes(self.alpha_each)):
             raise ValueError(
                 f"n: {self.n} votes decide nothing at alpha {self.alpha:g} and {len(self.radii)} radii even if all "
-                f"agree; give at least {math.ceil(1 - math.log2(self.alpha_each))}"
+                f"agree; give at least {least}"
             )
         return self
 

@@ -1,5 +1,6 @@
 """Cascade: smoothed classifiers with falling sigma as one classifier with certificates."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
@@ -88,7 +89,10 @@ class Cascade:
         if len({counter.num_classes for counter in counters}) > 1:
             numbers = ", ".join(str(counter.num_classes) for counter in counters)
             raise RequestError(f"stages: expected one number of classes, got {numbers}; use networks of one data set")
-        records = replace(first, later=tuple(counters[1:])).certify(inputs, noise_seeds(inputs, seed, indices))
+        whole = replace(first, later=tuple(counters[1:]))
+        if (text := whole.unreachable(0.0)) is not None:
+            warnings.warn(text, stacklevel=2)
+        records = whole.certify(inputs, noise_seeds(inputs, seed, indices))
         return CertificateBatch.of(records, first.counter.num_classes, x.device, indices=indices)
 
 

@@ -41,9 +41,7 @@ from smoothcert.io.compressed import existing_form, exists, plain_form, plain_wh
 from smoothcert.io.records import parse_recipe
 from smoothcert.io.results import ResultWriter, only_writer, stored_settings, write_settings
 from smoothcert.io.text import duration, rate
-from smoothcert.noise import sigma_warning
 from smoothcert.smoothing.accuracy import NoiseAccuracy, accuracy_under_noise
-from smoothcert.smoothing.cascade import stage_alphas
 from smoothcert.smoothing.votes import fitting_into_memory
 from smoothcert.training.denoiser import Denoiser
 
@@ -211,15 +209,12 @@ def warnings_about(
     subject: Subject, prepared: Prepared, images: Images, indices: Sequence[int], wanted_radius: float | None
 ) -> list[str]:
     """Return what a user should know before votes on the images `indices` are drawn."""
-    recipe, rule = prepared.recipe, prepared.rule
-    if subject.stages:  # of which the first certifies the largest radii
-        rule = replace(rule, alpha=stage_alphas(rule.alpha, len(subject.stages))[0])
+    recipe = prepared.recipe
     radius = max(recipe.radii, default=0.0) if wanted_radius is None else wanted_radius
     warnings_or_none = (
-        rule.unreachable(radius, prepared.counter.noise),
+        prepared.unreachable(radius),
         missing_classes(images, indices),
         *(unknown_class(images, run.spec.class_names, run.folder) for run in subject.runs),
-        sigma_warning(recipe.sigma),
         *subject.noise_warnings(recipe.sigma, recipe.noise),
     )
     return [text for text in warnings_or_none if text is not None]

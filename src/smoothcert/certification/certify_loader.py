@@ -206,6 +206,8 @@ def _stream(
             f"data: expected batches [n, {', '.join(map(str, prepared.shape))}], got {list(example.shape)}; "
             "give a DataLoader a batch_size, or add a batch dimension with x[None]"
         )
+    if (text := prepared.unreachable(0.0)) is not None:
+        warnings.warn(text, stacklevel=2)
     position = 0
     with ExitStack() as stack:
         file = None

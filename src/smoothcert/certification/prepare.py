@@ -65,6 +65,13 @@ class Prepared:
         alphas = [*([lower, upper] for _ in self.later), [last_alpha(self.recipe.alpha, len(sigmas)), 0.0]]
         return {"cascade": sigmas, "cascade_alphas": alphas}
 
+    def unreachable(self, radius: float) -> str | None:
+        """Return a warning if the rule does not certify `radius` (see `Rule.unreachable`); None otherwise."""
+        rule = self.rule
+        if self.later:  # of a cascade, the first stage certifies the largest radii
+            rule = replace(rule, alpha=stage_alphas(rule.alpha, 1 + len(self.later))[0])
+        return rule.unreachable(radius, self.counter.noise)
+
     def certify(self, inputs: Tensor, seeds: Seeds, labels: Sequence[int] = ()) -> list[Certificate]:
         """Return a certificate for each of `inputs` [n, ...], which is wrong with probability at most `recipe.alpha`.
 

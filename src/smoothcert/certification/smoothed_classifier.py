@@ -16,7 +16,7 @@ from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.models.precision import resolve_precision
 from smoothcert.noise import NOISES
-from smoothcert.smoothing.certificate import Certificate, class_from_votes, sorted_votes
+from smoothcert.smoothing.certificate import Certificate, class_from_votes, fewest_deciding_votes, sorted_votes
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.training.choices import Bound
 
@@ -111,6 +111,9 @@ class SmoothedClassifier(nn.Module):
     ) -> CertificateBatch:
         """The class of each input, or ABSTAIN (-1), with radius 0: each is wrong with probability at most `alpha`."""
         inputs, prepared = prepare(self, x, {"n": n, "alpha": alpha})
+        if n < (least := fewest_deciding_votes(alpha)):
+            text = f"n = {n:,} votes cannot decide any class at alpha {alpha:g}: all abstain; n = {least:,} can"
+            warnings.warn(text, stacklevel=2)
         records = []
         for votes in prepared.votes(inputs, noise_seeds(inputs, seed, indices)):
             pairs = sorted_votes(votes)
@@ -144,7 +147,7 @@ class SmoothedClassifier(nn.Module):
             **{"radius_loss": radius_loss, "bound": bound, "sound": sound},
         }
         inputs, prepared = prepare(self, x, options)
-        if (text := prepared.rule.unreachable(0.0, self.noise)) is not None:
+        if (text := prepared.unreachable(0.0)) is not None:
             warnings.warn(text, stacklevel=2)
         certificates = prepared.certify(inputs, noise_seeds(inputs, seed, indices))
         return CertificateBatch.of(certificates, prepared.counter.num_classes, x.device, indices=indices)

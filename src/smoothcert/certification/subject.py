@@ -20,6 +20,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import one_line
 from smoothcert.models import Denoised, check_outputs, is_code, output_names
 from smoothcert.models.ensemble import Ensemble
+from smoothcert.noise import sigma_warning
 from smoothcert.smoothing.batch_dependence import refuse_unsound, seeded
 from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training.checkpoint import Run, tensors_digest
@@ -126,12 +127,14 @@ class Subject:
         refuse_unsound(counter.classifier, image, self.name, data.num_classes)
 
     def noise_warnings(self, sigma: float, noise: str) -> list[str]:
-        """Return a warning for each run that was trained with other noise.
+        """Return a warning about a `sigma` that is probably in units of 0..255, and one for each run that was trained
+        with other noise.
 
         The stages of a cascade have the noise of their training; a classifier behind a denoiser need not know noise.
         """
         runs = () if self.stages or self.denoiser is not None else self.runs
-        return [text for run in runs if (text := run.noise_warning(sigma, noise)) is not None]
+        texts = (sigma_warning(sigma), *(run.noise_warning(sigma, noise) for run in runs))
+        return [text for text in texts if text is not None]
 
     def about(self, data: Images | Tensor, device: torch.device, batch_size: int) -> dict[str, Any]:
         """Return the settings that identify the classifier; a file is continued only by the same one."""

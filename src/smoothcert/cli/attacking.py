@@ -77,6 +77,7 @@ def attack(
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import Selection
     from smoothcert.cli.certify_targets import default_folder, if_elsewhere, subject_for_images
+    from smoothcert.cli.classifiers import print_about_runs
     from smoothcert.distributed import find_device
     from smoothcert.report.progress import print_data_notes, status_bar
 
@@ -96,6 +97,9 @@ def attack(
     print_data_notes(console, images, first.recipe.dataset if first is not None else None)
     trained_sigma = subject.defaults.get("sigma")
     recipe = complete_attack_recipe(fields, path, torch_device, images.shape, certified, trained_sigma)
+    print_about_runs(subject, console.note, console.warn)
+    for text in subject.noise_warnings(recipe.sigma, "gaussian"):
+        console.warn(text)
     known = range(len(images)) if certified is None else sorted(row.index for row in certified.rows)
     indices = [known[i] for i in Selection(len(known), skip, max_images).indices]
     with status_bar(f"attack {folder.name}") as show:

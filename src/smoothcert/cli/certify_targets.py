@@ -15,7 +15,7 @@ from smoothcert.certification.estimate import CertificationEstimate
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.certification.subject import Subject
 from smoothcert.cli.certification import CertifyOptions
-from smoothcert.cli.classifiers import find_subject, noise_for
+from smoothcert.cli.classifiers import find_subject, noise_for, print_about_runs
 from smoothcert.cli.options import ClassifierOptions, command_line
 from smoothcert.data import Images
 from smoothcert.distributed import Team
@@ -24,14 +24,11 @@ from smoothcert.io.compressed import compressed_form, result_files
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.files import check_inside
 from smoothcert.io.records import parse_recipe
-from smoothcert.io.results import differing_settings
-from smoothcert.io.text import counted, flattened
+from smoothcert.io.text import counted
 from smoothcert.report.progress import print_data_notes, status_bar
 from smoothcert.report.summary import default_radii, summarize
 from smoothcert.smoothing.accuracy import NoiseAccuracy
 from smoothcert.training.checkpoint import Run
-from smoothcert.training.recipe import TrainRecipe, load_run_recipe
-from smoothcert.training.resume import CHANGEABLE
 from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE
 
 LONGEST_NAME = 150
@@ -170,31 +167,8 @@ def print_result(request: CertifyOptions, target: Target, file: CertificatesFile
 
 def print_notes(request: CertifyOptions, target: Target, images: Images) -> None:
     """Print what a user may want to know before the work begins."""
-    for run in target.subject.runs:
-        if not run.finished:
-            request.console.note(f"{run.folder} has trained {run.epoch} of {run.recipe.epochs} epochs")
-        if (warning := recipe_warning(run)) is not None:
-            request.console.warn(warning)
+    print_about_runs(target.subject, request.console.note, request.console.warn)
     print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
-
-
-def recipe_warning(run: Run) -> str | None:
-    """A warning if recipe.yaml, which reports read, has been edited since the network of `run` was trained; else None.
-
-    Fields that a user may edit to continue a training do not count. A damaged file is refused by reports.
-    """
-    path = run.folder / RECIPE
-    if not isinstance(run.recipe, TrainRecipe) or not path.is_file():
-        return None
-    try:
-        stored = load_run_recipe(path)
-    except RequestError:
-        return None
-    edited, trained = (
-        flattened(recipe.model_dump(mode="json", exclude=set(CHANGEABLE))) for recipe in (stored, run.recipe)
-    )
-    differing = differing_settings(edited, trained, ("the file", "the network"))
-    return f"{path}: is not the recipe of the network ({'; '.join(differing)}); restore it" if differing else None
 
 
 def for_machines(target: Target, file: CertificatesFile, dataset: str) -> dict[str, Any]:

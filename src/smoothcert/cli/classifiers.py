@@ -14,10 +14,14 @@ from smoothcert.cli.options import ClassifierOptions
 from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
 from smoothcert.errors import RequestError
-from smoothcert.io.text import some_of
-from smoothcert.training.checkpoint import InputSpec, class_names_of, load_runs
+from smoothcert.io.results import differing_settings
+from smoothcert.io.text import flattened, some_of
+from smoothcert.training.checkpoint import InputSpec, Run, class_names_of, load_runs
 from smoothcert.training.choices import NoiseName
 from smoothcert.training.denoiser import load_denoiser
+from smoothcert.training.recipe import TrainRecipe, load_run_recipe
+from smoothcert.training.resume import CHANGEABLE
+from smoothcert.training.run_folder import RECIPE
 
 
 def find_subject(
@@ -47,6 +51,38 @@ def noise_for(subject: Subject, sigma: float | None, kind: NoiseName | None) -> 
     if sigma is None and "sigma" not in trained and isinstance(subject.run, RunEnsemble):
         raise RequestError(subject.run.missing_sigma("--sigma"))
     return trained["sigma"] if sigma is None else sigma, kind or trained.get("noise", "gaussian")
+
+
+def print_about_runs(subject: Subject, on_note: Callable[[str], None], on_warning: Callable[[str], None]) -> None:
+    """Print what a user should know about the runs of `subject` and its denoiser before a command works with them.
+
+    A run may be unfinished, or its recipe.yaml may have been edited.
+    """
+    front = None if subject.denoiser is None else subject.denoiser.run
+    for run in (*subject.runs, *([] if front is None else [front])):
+        if not run.finished:
+            on_note(f"{run.folder} has trained {run.epoch} of {run.recipe.epochs} epochs")
+        if (text := recipe_warning(run)) is not None:
+            on_warning(text)
+
+
+def recipe_warning(run: Run) -> str | None:
+    """A warning if recipe.yaml, which reports read, has been edited since the network of `run` was trained; else None.
+
+    Fields that a user may edit to continue a training do not count. A damaged file is refused by reports.
+    """
+    path = run.folder / RECIPE
+    if not isinstance(run.recipe, TrainRecipe) or not path.is_file():
+        return None
+    try:
+        stored = load_run_recipe(path)
+    except RequestError:
+        return None
+    edited, trained = (
+        flattened(recipe.model_dump(mode="json", exclude=set(CHANGEABLE))) for recipe in (stored, run.recipe)
+    )
+    differing = differing_settings(edited, trained, ("the file", "the network"))
+    return f"{path}: is not the recipe of the network ({'; '.join(differing)}); restore it" if differing else None
 
 
 @dataclass(frozen=True)

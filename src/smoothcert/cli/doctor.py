@@ -105,6 +105,8 @@ def doctor(
     from smoothcert.analysis.doctor import doctor as examine
     from smoothcert.analysis.output import Output
     from smoothcert.certification.settings import CertifySettings
+    from smoothcert.certification.subject import Subject
+    from smoothcert.cli.classifiers import print_about_runs
     from smoothcert.io.text import csv_text
     from smoothcert.training.checkpoint import load_run
 
@@ -116,6 +118,8 @@ def doctor(
     folder = default_folder if out is None else out
     output = Output(folder, "doctor", ["png"]).check()
     network, selected = request.network_and_images(loaded, "test", device)
+    if loaded is not None:
+        print_about_runs(Subject.of(loaded), console.note, console.warn)
     name = run.name if run is not None else str(model)
     diagnosis = examine(loaded or network, selected, sigma=request.sigma, images=images, name=name, device=device)
     show(diagnosis)

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, takewhile
 from pathlib import Path
@@ -56,7 +56,7 @@ def predict(
 
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.certification.smoothed_classifier import SmoothedClassifier
-    from smoothcert.cli.classifiers import named_classifier, noise_for
+    from smoothcert.cli.classifiers import named_classifier, noise_for, print_about_runs
     from smoothcert.data import scaled_side
     from smoothcert.data.image_files import read_image_files
     from smoothcert.data.images import in_unit_interval
@@ -77,7 +77,9 @@ def predict(
     model = SmoothedClassifier(
         named.subject.classifier, sigma=noise_level, num_classes=spec.num_classes, noise=kind, precision=precision
     )
-    with printing_warnings(named.subject.noise_warnings(noise_level, kind)):
+    warn = PlainConsole(stderr=True).warn
+    print_about_runs(named.subject, note, warn)
+    with printing_warnings(named.subject.noise_warnings(noise_level, kind), warn):
         smoothed = model.to(torch_device)
         # All files were read before the first is certified. They stay bytes: as floats they are four times as large.
         loader = DataLoader(
@@ -92,15 +94,14 @@ def predict(
 
 
 @contextmanager
-def printing_warnings(first: Sequence[str]) -> Iterator[None]:
-    """Print the warnings `first`, and those that the library raises inside as soon as it does."""
-    warn = PlainConsole(stderr=True).warn
+def printing_warnings(first: Sequence[str], warn: Callable[[str], None]) -> Iterator[None]:
+    """Print the warnings `first`, and others that the library raises inside as soon as it does."""
     for text in first:
         warn(text)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", UserWarning)  # each once
-        warnings.showwarning = lambda message, *_: warn(str(message))
+        warnings.showwarning = lambda message, *_: None if str(message) in first else warn(str(message))
         yield
 
 

@@ -103,8 +103,7 @@ def load_models(
     from smoothcert.certification.serve.service import ServedModel
     from smoothcert.certification.settings import CertifySettings
     from smoothcert.cli.certify_targets import default_folder
-    from smoothcert.cli.classifiers import named_classifier, noise_for
-    from smoothcert.noise import sigma_warning
+    from smoothcert.cli.classifiers import named_classifier, noise_for, print_about_runs
 
     groups = [(folder.resolve().name, [folder]) for folder in folders]
     if request.kind or not folders:
@@ -115,9 +114,9 @@ def load_models(
         named = named_classifier(request, members, sigma, console.note)
         level, kind = noise_for(named.subject, sigma, None)
         settings = CertifySettings(batch_size=max_batch, sigma=level)  # refuses a wrong sigma before warnings about it
-        for text in (sigma_warning(level), *named.subject.noise_warnings(level, kind)):
-            if text is not None:
-                console.warn(text)
+        print_about_runs(named.subject, console.note, console.warn)
+        for text in named.subject.noise_warnings(level, kind):
+            console.warn(text)
         models.append(ServedModel.of(name, named.subject, named.spec, named.dataset, device, settings))
     return models
 

@@ -1,6 +1,7 @@
 """SmoothMix (Jeong et al., NeurIPS 2021, https://arxiv.org/abs/2111.09277).
 
-    xadv = x_T of normalised ascent on -log pbar_y from x, without a norm limit; xc = x, or x_1 with `one_step`
+    xadv = x_T of normalised ascent on -log pbar_y from x, without a norm limit unless `max_norm` is given
+    xc = x, or with `one_step` x_1, projected on the L2 ball of radius w(epoch) `one_step_radius` around x
     lam ~ U[0, 1/2];  xmix = (1 - lam) xc + lam xadv;  ymix = (1 - lam) pbar + lam / C,   pbar = mean_i F(xc + delta_i)
     mean_i CE(z(xc + delta_i), y) + eta * w(epoch) * mean_{x, i} [argmax pbar = y] KL(ymix || F(xmix + delta_i))
 
@@ -42,7 +43,7 @@ class SmoothMix(MovesNoise):
         default=False, description="replace the clean image by the image after the first attack step"
     )
     one_step_radius: float | None = Field(
-        default=None, gt=0, description="largest L2 distance of that image from the clean one; by default step_size"
+        default=None, gt=0, description="limit of its L2 distance, warmed up over ten epochs; by default step_size"
     )
     max_norm: float | None = Field(
         default=None, gt=0, description="limit the attack to an L2 ball; by default no limit"

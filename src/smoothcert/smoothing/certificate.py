@@ -1,6 +1,7 @@
 """The certificate of one image; CERTIFY and PREDICT of Cohen et al. 2019 (https://arxiv.org/abs/1902.02918), from votes
 to a certificate or a class."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -140,6 +141,11 @@ def class_from_votes(votes: Sequence[int], alpha: float) -> int:
     order = np.argsort(-np.asarray(votes), kind="stable")
     count1, count2 = int(votes[order[0]]), int(votes[order[1]])
     return int(order[0]) if top_two_p_value(count1, count2) <= alpha else ABSTAIN
+
+
+def fewest_deciding_votes(alpha: float) -> int:
+    """The least number of votes with which `class_from_votes` gives a class if all agree: 2 * 2^-n is at most alpha."""
+    return max(1, math.ceil(1 - math.log2(alpha)))
 
 
 def sorted_votes(votes: Sequence[int]) -> Votes:

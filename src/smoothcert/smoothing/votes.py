@@ -2,7 +2,8 @@
 
 The noise of an image is divided into blocks; each block has its own key, which depends on (seed, image, stage, block)
 alone. Blocks of several images fill one forward pass of a fixed shape, so the votes of an image do not depend on the
-other images of a batch, on their order, on shards or on a resume.
+other images of a batch, on their order, on shards or on a resume. They do depend on the number of draws in a block:
+NOISE_BLOCK, or the batch size or the number of votes if that is smaller.
 """
 
 import math

@@ -12,7 +12,7 @@ from torch import nn
 from smoothcert.errors import RequestError
 from smoothcert.models import DENOISERS, Denoised, as_module, is_code
 from smoothcert.objectives import Denoising
-from smoothcert.training.checkpoint import load_run, tensors_digest
+from smoothcert.training.checkpoint import Run, load_run, tensors_digest
 from smoothcert.training.device import weights_layout
 from smoothcert.training.frozen_classifier import is_built_in_network
 from smoothcert.training.initial_weights import own_model_with_weights
@@ -41,6 +41,8 @@ class Denoiser:
     """Channels, height and width of its images; None stands for any."""
     sigma: float
     noise: str = "gaussian"
+    run: Run | None = None
+    """The run that trained it; None for a diffusion model."""
 
     def about(self) -> dict[str, Any]:
         """Identifies the denoiser in result files."""
@@ -90,7 +92,7 @@ def load_denoiser(path: str | Path, sigma: float | None = None) -> Denoiser:
         raise RequestError(
             f"{path}: expected a denoiser, got the classifier {run.recipe.model}; `smoothcert train-denoiser` makes one"
         )
-    return Denoiser(run.model, path, run.recipe.model, run.spec.shape, run.recipe.sigma, run.recipe.noise)
+    return Denoiser(run.model, path, run.recipe.model, run.spec.shape, run.recipe.sigma, run.recipe.noise, run)
 
 
 def load_classifier(name: str, num_classes: int, init: Path | None, on_note: Callable[[str], None]) -> nn.Module:
