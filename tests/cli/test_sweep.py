@@ -94,7 +94,7 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
 
 
 def test_a_larger_sweep_uses_the_runs_of_a_smaller_one(run_cli: Cli, place: Path) -> None:
-    """With a second field the runs have longer names; a damaged folder beside them is none of its business."""
+    """With a second field the runs have longer names; a damaged folder next to them changes nothing."""
     assert run_cli(*SWEEP, "--set", "seed=0,1")[0] == 0
     (place / "sweep/damaged").mkdir()
     (place / "sweep/damaged/recipe.yaml").write_text("epochs: [")
