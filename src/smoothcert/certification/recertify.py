@@ -9,7 +9,7 @@ from smoothcert.certification.serve.log import HEADER, format_answer, read_log, 
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import read_content
 from smoothcert.io.files import write_text_atomically
-from smoothcert.io.results import only_writer, refuse_existing, settings_path, write_settings
+from smoothcert.io.results import new_result, refuse_existing, settings_path, write_settings
 from smoothcert.smoothing.certificate import certificate_from_bound
 from smoothcert.smoothing.votes import coin_of
 
@@ -54,8 +54,7 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
         raise RequestError(f"{path}: expected the seed that its coins are drawn from, got none; recertify each shard")
     limits = RowLimits(settings)
     rows = [bounded_again(row, limits) for row in file.rows]
-    with only_writer(out, "choose another --out"):
-        refuse_existing(out)
+    with new_result(out):
         write_certificates(out, rows, settings, {**file.provenance, "recertified_from": path.name})
     return len(rows)
 
@@ -96,6 +95,7 @@ def _recertify_log(path: Path, out: Path, alpha: float | None, bound: str | None
         limits = RowLimits({**model, "alpha": question.alpha, "bound": ONE_SIDED})
         image = bounded_again(unlabelled(row), limits)
         lines.append(format_answer(replace(row, question=question, certificate=image.certificate)))
-    write_settings(out, settings, {"recertified_from": path.name})
-    write_text_atomically(out, HEADER + "".join(lines))
+    with new_result(out):
+        write_settings(out, settings, {"recertified_from": path.name})
+        write_text_atomically(out, HEADER + "".join(lines))
     return len(lines)
