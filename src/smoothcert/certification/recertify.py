@@ -28,6 +28,8 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     if read_content(path, "a certificates file").startswith(HEADER.encode()):
         return _recertify_log(path, out, alpha, bound)
     file = read_certificates(path)
+    if not file.rows:
+        raise RequestError(f"{path}: expected certificates, got none; certify first")
     settings = dict(file.settings)
     if any(row.certificate.n == 0 and not settings.get("label_aware") for row in file.rows):
         raise RequestError(f"{path}: stores no votes; recertify needs a certificates file that smoothcert wrote")

@@ -126,6 +126,8 @@ def not_being_written(path: Path, otherwise: str) -> Iterator[None]:
 
 def refuse_existing(out: Path) -> None:
     """Refuse to replace the result file `out` or its settings."""
+    if out.is_dir():  # perhaps one without a name, such as "."
+        raise RequestError(f"{out}: expected a file to write, got a folder; choose another --out")
     for path in (plain_form(out), compressed_form(out), settings_path(out)):
         if os.path.lexists(path):
             raise RequestError(f"{path}: exists already; choose another --out")
