@@ -719,12 +719,26 @@ def test_recertify_does_not_overwrite_files_of_the_user(
     trained_run: Path, test_data: ImageData, tmp_path: Path
 ) -> None:
     certify(trained_run, test_data, tmp_path / "a.tsv", [0])
+    for folder in (Path(), tmp_path):
+        with pytest.raises(RequestError, match="expected a file to write, got a folder"):
+            recertify(tmp_path / "a.tsv", folder, alpha=0.01)
     for name, text in (("x.json", "{}"), ("x.tsv", "mine")):
         (tmp_path / name).write_text(text)
         with pytest.raises(RequestError, match=f"{name}: exists already"):
             recertify(tmp_path / "a.tsv", tmp_path / "x.tsv", alpha=0.01)
         assert (tmp_path / name).read_text() == text
         (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_recertify_refuses_a_file_without_rows(
+    lines: int, trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    certify(trained_run, test_data, path := tmp_path / "a.tsv", [0])
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    with pytest.raises(RequestError, match=r"a\.tsv: expected certificates, got none; certify first"):
+        recertify(path, tmp_path / "x.tsv", alpha=0.01)
+    assert not (tmp_path / "x.json").exists()
 
 
 def test_the_time_left_is_extrapolated() -> None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import resource
 import signal
 import socket
 import subprocess
@@ -39,6 +41,11 @@ def print_surroundings() -> None:
     print(json.dumps([os.getcwd(), sys.path, processes.__file__, colorsys.__file__]))
 
 
+def fill_disk() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    print("at epoch 4")
+
+
 def connect(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port)):
         time.sleep(60)
@@ -74,6 +81,13 @@ def test_failures_are_reported_and_the_other_calls_finish(tmp_path: Path) -> Non
     assert (tmp_path / "good" / LOG).read_text() == "3\n"
     assert "Traceback" in (tmp_path / "unknown" / LOG).read_text()
     assert "Traceback" not in (tmp_path / "known" / LOG).read_text()
+
+
+def test_a_full_disk_that_takes_not_even_the_log_is_named(tmp_path: Path) -> None:
+    failed, _ = call_all({tmp_path / "run": fill_disk})
+    assert re.fullmatch(
+        rf"exit code \d+ and nothing in {tmp_path}/run/{LOG}; is the disk full\?", failed[tmp_path / "run"]
+    )
 
 
 def test_a_process_that_is_killed_while_it_starts_does_not_stop_the_others(

@@ -9,7 +9,7 @@ from smoothcert.certification.serve.log import HEADER, format_answer, read_log, 
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import read_content
 from smoothcert.io.files import write_text_atomically
-from smoothcert.io.results import only_writer, refuse_existing, settings_path, write_settings
+from smoothcert.io.results import new_result, refuse_existing, settings_path, write_settings
 from smoothcert.smoothing.certificate import certificate_from_bound
 from smoothcert.smoothing.votes import coin_of
 
@@ -28,6 +28,8 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     if read_content(path, "a certificates file").startswith(HEADER.encode()):
         return _recertify_log(path, out, alpha, bound)
     file = read_certificates(path)
+    if not file.rows:
+        raise RequestError(f"{path}: expected certificates, got none; certify first")
     settings = dict(file.settings)
     if any(row.certificate.n == 0 and not settings.get("label_aware") for row in file.rows):
         raise RequestError(f"{path}: stores no votes; recertify needs a certificates file that smoothcert wrote")
@@ -54,8 +56,7 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
         raise RequestError(f"{path}: expected the seed that its coins are drawn from, got none; recertify each shard")
     limits = RowLimits(settings)
     rows = [bounded_again(row, limits) for row in file.rows]
-    with only_writer(out, "choose another --out"):
-        refuse_existing(out)
+    with new_result(out):
         write_certificates(out, rows, settings, {**file.provenance, "recertified_from": path.name})
     return len(rows)
 
@@ -96,6 +97,7 @@ def _recertify_log(path: Path, out: Path, alpha: float | None, bound: str | None
         limits = RowLimits({**model, "alpha": question.alpha, "bound": ONE_SIDED})
         image = bounded_again(unlabelled(row), limits)
         lines.append(format_answer(replace(row, question=question, certificate=image.certificate)))
-    write_settings(out, settings, {"recertified_from": path.name})
-    write_text_atomically(out, HEADER + "".join(lines))
+    with new_result(out):
+        write_settings(out, settings, {"recertified_from": path.name})
+        write_text_atomically(out, HEADER + "".join(lines))
     return len(lines)

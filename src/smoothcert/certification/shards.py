@@ -14,7 +14,14 @@ from smoothcert.certification.certificates import (
 )
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import compress, existing_form, plain_form
-from smoothcert.io.results import differing_settings, not_being_written, only_writer, refuse_existing, settings_path
+from smoothcert.io.results import (
+    differing_settings,
+    new_result,
+    not_being_written,
+    only_writer,
+    refuse_existing,
+    settings_path,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +105,7 @@ def merge_certificates(
         provenance["incomplete"] = problems
     elif whole is not None and whole.shard[1] > 1:
         provenance["selection"] = replace(whole, shard=(1, 1)).to_mapping()
-    with only_writer(out, "choose another --out"):
-        refuse_existing(out)
+    with new_result(out):
         write_certificates(out, rows.values(), settings, provenance)
     return len(rows)
 

@@ -37,6 +37,7 @@ from smoothcert.training.run_folder import (
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.data import Images
+    from smoothcert.training.checkpoint import Run
     from smoothcert.training.recipe import ImportRecipe, TrainRecipe
 
 
@@ -196,11 +197,8 @@ def import_(
     check_file(split_key(file)[0], "a checkpoint, such as checkpoint.pth.tar")
     refuse_absent_data(dataset)
     from smoothcert.data import DATASETS
-    from smoothcert.models import is_code
-    from smoothcert.noise import sigma_warning
     from smoothcert.training.checkpoint import InputSpec
     from smoothcert.training.import_checkpoint import import_checkpoint
-    from smoothcert.training.input_layer import input_layer_warning
 
     size = files.image_size
     inputs = None
@@ -220,19 +218,28 @@ def import_(
         image_size=size,
         input_layer=input_layer,
         method=method,
+        on_read=lambda run: print_doubts(run, files),
     )
+    console.print(f"imported {out}; next: {certify_next(run.recipe, out, files)}")
+
+
+def print_doubts(run: "Run", files: ImageOptions) -> None:
+    """Print what was guessed about an imported run, and what looks wrong; this may download images."""
+    from smoothcert.models import is_code
+    from smoothcert.noise import sigma_warning
+    from smoothcert.training.input_layer import input_layer_warning
+
     for note in run.provenance["notes"]:
         console.note(note)
-    if (warning := sigma_warning(sigma)) is not None:
+    if (warning := sigma_warning(run.recipe.sigma)) is not None:
         console.warn(warning)
     if not is_code(run.recipe.model):
         try:
-            warning = input_layer_warning(run, files.load(run.recipe.dataset, "test", size))
+            warning = input_layer_warning(run, files.load(run.recipe.dataset, "test", files.image_size))
         except (RequestError, WorkError) as error:
             warning = f"input layer: not checked ({error})"
         if warning is not None:
             console.warn(warning)
-    console.print(f"imported {out}; next: {certify_next(run.recipe, out, files)}")
 
 
 def export(

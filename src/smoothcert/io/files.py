@@ -18,20 +18,21 @@ TEMPORARY = ".tmp"
 def replaced_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; on success it is fsynced and renamed to `path`, else removed.
 
-    A folder that cannot be written to is a RequestError, a full disk a WorkError; `path` is then unchanged.
+    A folder that cannot be written to is a RequestError, a full disk a WorkError; `path` is then unchanged, and folders
+    that were made for it are removed.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
-        # A new file gets the permissions that the umask allows.
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        try:
-            yield temporary
-            with temporary.open("r+b") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with made_folder(path.parent):
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+            try:
+                # A new file gets the permissions that the umask allows.
+                os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+                yield temporary
+                with temporary.open("r+b") as file:
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
     except OSError as error:
         raise write_error(path.parent, error) from error
 
@@ -46,6 +47,17 @@ def write_text_atomically(path: Path, text: str) -> None:
     """Replace `path` by a file that holds `text`."""
     with replaced_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def all_or_none(*paths: Path) -> Iterator[None]:
+    """Remove the files `paths`, none of which existed before, if the body that writes them fails or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

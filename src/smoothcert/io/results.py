@@ -12,6 +12,7 @@ from smoothcert.errors import RequestError, WorkError, write_error
 from smoothcert.io.compressed import compressed_form, plain_form, stem
 from smoothcert.io.files import (
     LockedError,
+    all_or_none,
     check_regular_file,
     locked,
     made_folder,
@@ -125,9 +126,20 @@ def not_being_written(path: Path, otherwise: str) -> Iterator[None]:
 
 def refuse_existing(out: Path) -> None:
     """Refuse to replace the result file `out` or its settings."""
+    if out.is_dir():  # perhaps one without a name, such as "."
+        raise RequestError(f"{out}: expected a file to write, got a folder; choose another --out")
     for path in (plain_form(out), compressed_form(out), settings_path(out)):
         if os.path.lexists(path):
             raise RequestError(f"{path}: exists already; choose another --out")
+
+
+@contextmanager
+def new_result(out: Path) -> Iterator[None]:
+    """Be the only writer of the new result file `out`; a body that fails leaves neither the file nor its settings."""
+    with only_writer(out, "choose another --out"):
+        refuse_existing(out)
+        with all_or_none(settings_path(out), out):
+            yield
 
 
 class ResultWriter(Generic[Row]):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from smoothcert.errors import RequestError, write_error
@@ -50,8 +51,9 @@ def write_files(
     """Write each file into `folder` atomically and return the paths of the written files.
 
     A content of None removes a file that an earlier call wrote; files of the user are kept. Nothing is written if
-    `refuse_foreign_files` refuses one of the files. The next call recognises the files of a killed process, and removes
-    its temporary ones; a second process that writes into the folder at the same time is refused.
+    `refuse_foreign_files` refuses one of the files, and on a full disk the files of an earlier call stay as they were.
+    The next call recognises the files of a killed process, and removes its temporary ones; a second process that writes
+    into the folder at the same time is refused.
     `request` says how the files were made (see `stored_request`); without it, the one stored before is kept.
     """
     request = stored_request(folder) if request is None else request
@@ -69,14 +71,13 @@ def _write_files(folder: Path, files: Mapping[str, bytes | None], request: Mappi
     kept = {name: known for name, known in before.items() if name not in files}
     try:
         either = {name: [*before.get(name, []), *new] for name, new in digests.items()}
-        _write_manifest(folder, {**before, **either}, request)
-        for name, content in files.items():
-            if content is None:
-                if not _foreign(folder / name, before.get(name, [])):
-                    (folder / name).unlink(missing_ok=True)
-                continue
-            with replaced_atomically(folder / name) as temporary:
-                temporary.write_bytes(content)
+        with ExitStack() as replaced:  # when all contents are on the disk
+            for name, content in contents.items():
+                replaced.enter_context(replaced_atomically(folder / name)).write_bytes(content)
+            _write_manifest(folder, {**before, **either}, stored_request(folder))
+        for name in files.keys() - contents.keys():
+            if not _foreign(folder / name, before.get(name, [])):
+                (folder / name).unlink(missing_ok=True)
         _write_manifest(folder, {**kept, **digests}, request)
     except OSError as error:
         raise write_error(folder, error) from error

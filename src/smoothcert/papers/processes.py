@@ -135,5 +135,5 @@ def failure_of(log: Path, code: int | None) -> str | None:
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     last = lines[-1] if lines else ""
     if code > 0:
-        return last or f"exit code {code}"
+        return last or f"exit code {code} and nothing in {log}; is the disk full?"
     return f"killed by signal {-code}, " + (f"last seen at: {last}" if last else "before it printed anything")

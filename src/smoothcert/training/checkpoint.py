@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from smoothcert.data import DatasetSpec, Images, Normalization, with_known_classes
 from smoothcert.data.class_names import refuse_other_order
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.files import check_regular_file, replaced_atomically
+from smoothcert.io.files import all_or_none, check_regular_file, remove_temporaries, replaced_atomically
 from smoothcert.io.records import parse_recipe
 from smoothcert.io.references import same_reference
 from smoothcert.io.results import only_writer
@@ -349,16 +349,20 @@ def load_runs(folders: Sequence[Path], code: str | None = None) -> list[Run]:
 
 
 def write_new_run(run: Run, weights: Mapping[str, Tensor]) -> None:
-    """Write an imported or changed model into the folder of `run`, which must be new."""
-    refuse_existing_folder(run.folder)
+    """Write an imported or changed model into the folder of `run`, which must be new; an error leaves no part of it."""
+    files = run.folder / MODEL, run.folder / RECIPE
     with only_writer(run.folder / METRICS, "choose another --out"):
-        save_weights(run, weights)
-        run.recipe.save(run.folder / RECIPE)
+        refuse_existing_folder(run.folder)
+        for file in files:
+            remove_temporaries(file)  # of a process that was killed
+        with all_or_none(*files):
+            save_weights(run, weights)
+            run.recipe.save(run.folder / RECIPE)
 
 
 def refuse_existing_folder(out: Path) -> None:
-    """Raise a RequestError if `out` is a file or a folder that is not empty."""
-    if out.is_dir() and not any(out.iterdir()):
+    """Raise a RequestError if `out` is a file or a folder that is not empty; hidden files in it do not count."""
+    if out.is_dir() and all(path.name[0] == "." for path in out.iterdir()):
         return
     if os.path.lexists(out):
         raise RequestError(f"{out}: exists already; choose another --out")

@@ -6,7 +6,7 @@ that builds on it (SmoothAdv, Consistency, SmoothMix), with the network at index
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.files import file_digest
 from smoothcert.io.records import parse_recipe
 from smoothcert.models import MODELS, as_module, check_outputs, is_code
-from smoothcert.training.checkpoint import InputSpec, Run, new_model, write_new_run
+from smoothcert.training.checkpoint import InputSpec, Run, new_model, refuse_existing_folder, write_new_run
 from smoothcert.training.choices import InputLayer
 from smoothcert.training.initial_weights import own_model_with_weights
 from smoothcert.training.input_layer import layer_normalization, network_of
@@ -65,6 +65,7 @@ def import_checkpoint(
     image_size: int | None = None,
     input_layer: InputLayer | None = None,
     method: str = "imported",
+    on_read: Callable[[Run], None] = lambda run: None,
 ) -> Run:
     """Make the run folder `out` from a published checkpoint; its model gives the same logits as the source.
 
@@ -76,14 +77,17 @@ def import_checkpoint(
     This requires the input layer of the training: `normalize` (x - mean) / std, `center` x - mean, or `none`. Most
     files do not say which; `provenance["notes"]` lists what was guessed, and `input_layer_warning` tries the others.
     SmoothAdv's code has both, so its files may need `center`. Of a file with several sets of weights, such as
-    `state_dict` and `state_dict_ema`, FILE:KEY chooses one. A refused file leaves nothing behind.
+    `state_dict` and `state_dict_ema`, FILE:KEY chooses one. `on_read` is called with the run before it is written. A
+    refused file leaves nothing behind.
     """
     given, out = Path(file), Path(out)
+    refuse_existing_folder(out)
     file, key = split_key(given)
     source = file.name if key is None else f"{file.name}:{key}"
     about = {"sigma": sigma, "image_size": image_size, "source": source, "method": method}
     if arch is not None and is_code(arch):
-        return _written(_own_network(given, out, arch, dataset, inputs, input_layer, about), file)
+        run = _own_network(given, out, arch, dataset, inputs, input_layer, about)
+        return _written(run, file, on_read)
     contents = read_checkpoint(file)
     layout, state, notes = find_state_dict(file, contents, key)
     name, fit = _architecture(file, arch, contents.get("arch"), state)
@@ -99,7 +103,7 @@ def import_checkpoint(
     refuse_not_finite(file, model.state_dict())
     epoch = contents.get("epoch")
     epoch = int(epoch) if isinstance(epoch, int | np.integer) and epoch >= 0 else 0
-    return _written(Run(out, recipe, spec, model.eval(), epoch, {"notes": notes}), file)
+    return _written(Run(out, recipe, spec, model.eval(), epoch, {"notes": notes}), file, on_read)
 
 
 def _own_network(
@@ -129,8 +133,9 @@ def _own_network(
     return Run(out, recipe, spec, network.eval(), 0, {"notes": notes})
 
 
-def _written(run: Run, file: Path) -> Run:
-    """Write the run that was imported from `file`; return it with its provenance."""
+def _written(run: Run, file: Path, on_read: Callable[[Run], None]) -> Run:
+    """Call `on_read` with the run that was imported from `file` and write it; return it with its provenance."""
+    on_read(run)
     about = {"versions": versions(torch.device("cpu")), "source_sha256": file_digest(file), **run.provenance}
     run = replace(run, provenance=about)
     write_new_run(run, run.model.state_dict())

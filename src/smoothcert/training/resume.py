@@ -20,7 +20,7 @@ from smoothcert.io.compressed import exists
 from smoothcert.io.files import check_regular_file, remove_temporaries, replaced_atomically
 from smoothcert.io.records import parse_recipe
 from smoothcert.io.results import differing_settings
-from smoothcert.io.text import error_line, flattened
+from smoothcert.io.text import counted, error_line, flattened
 from smoothcert.training.checkpoint import ModelFile, Run, load_run, read_model_file, save_weights
 from smoothcert.training.frozen_classifier import refuse_missing_classifier
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
@@ -235,8 +235,8 @@ def first_epoch(recipe: TrainRecipe, folder: Path, state: State | None, model: M
         )
     if exists(folder / METRICS) and measured < state.epoch:
         raise WorkError(
-            f"{folder}: {STATE} was saved after {state.epoch} epochs, but {METRICS} holds {measured}; restore the "
-            "files, or train again into another folder"
+            f"{folder}: {STATE} was saved after {counted(state.epoch, 'epoch')}, but {METRICS} holds "
+            f"{measured}; restore the files, or train again into another folder"
         )
     return state.epoch
 
