@@ -23,6 +23,8 @@ from smoothcert.models.unet import UNet as UNet
 from smoothcert.models.user_code import as_module as as_module
 from smoothcert.models.user_code import check_outputs as check_outputs
 from smoothcert.models.user_code import check_own_code as check_own_code
+from smoothcert.models.user_code import code_digest as code_digest
+from smoothcert.models.user_code import import_code as import_code
 from smoothcert.models.user_code import is_code as is_code
 from smoothcert.models.user_code import is_own_code as is_own_code
 from smoothcert.models.user_code import own_model as own_model

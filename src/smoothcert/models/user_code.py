@@ -141,6 +141,20 @@ def import_code(reference: str, field: str, kind: str) -> Any:
     return found
 
 
+def code_digest(code: Any) -> str | None:
+    """SHA-256 of the file that defines a class or a function, as it was imported; None in a notebook or a script."""
+    while isinstance(code, functools.partial):
+        code = code.func
+    module = sys.modules.get(code.__module__)
+    if module is None or module.__name__ == "__main__":
+        return None
+    try:
+        text = vars(module).get("__source__") or Path(str(module.__file__)).read_bytes()
+    except (AttributeError, OSError):
+        return None
+    return hashlib.sha256(text).hexdigest()
+
+
 def line_in(file: str, error: BaseException) -> str:
     """Where in a user's `file` the error was raised, as " in line 5"; empty if it was elsewhere."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

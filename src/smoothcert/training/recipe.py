@@ -295,7 +295,10 @@ def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> 
         # Another method has other hyper-parameters: start from its defaults.
         if _is_reference(value):
             current = fields["objective"]
-            if not isinstance(current, Mapping) or current.get("name") != value:  # else the user allows its code
+            known_name = str(current.get("name")) if isinstance(current, Mapping) else str(current)
+            if _is_reference(known_name) and known_name.rpartition(":")[2] == value.rpartition(":")[2]:
+                current["name"] = value  # the user allows its code, wherever the file is now
+            else:
                 fields["objective"] = {"name": value}
             return
         known = isinstance(value, str) and value in BUILT_IN

@@ -21,6 +21,7 @@ from smoothcert.training.first_loss import try_loss
 from smoothcert.training.frozen_classifier import Teacher, about_classifier, check_classifier
 from smoothcert.training.initial_weights import load_initial_weights, start_notes
 from smoothcert.training.metrics import METRICS
+from smoothcert.training.own_code import CODE, code_of
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import Start, open_folder, save_state, write_missing_model
 from smoothcert.training.run_in_progress import Options, RunInProgress
@@ -103,6 +104,8 @@ def load_origin(
 ) -> dict[str, Any]:
     """Load the initial weights, if any; return what provenance records of them and of other options (see ORIGIN)."""
     origin: dict[str, Any] = {"sync_batch_norm": True} if options.sync_batch_norm else {}
+    if code := code_of(recipe, network=options.model is None):
+        origin[CODE] = code
     if options.init is not None:
         origin["init"] = load_initial_weights(model, options.init, recipe.model, on_note)
     if options.classifier is not None:
