@@ -32,6 +32,13 @@ from torch import nn
 def build(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))
 """
+DATA = """
+import torch
+from smoothcert import load_dataset
+
+def digits(split):
+    return load_dataset("mnist-sample", split).subset(torch.arange(256))
+"""
 FEW = ("--n", 50, "--max-images", 2, "--device", "cpu")
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -143,6 +150,44 @@ def test_code_that_only_a_file_names_does_not_run_to_compare_it(project: Path) -
     (project / "mine.py").write_text(NETWORK)
     assert load("run", code="mine.py:build").epoch == 1, "the content is that of the training"
     assert not ran.exists()
+
+
+def test_a_data_set_of_code_may_move_and_its_changes_are_noted(project: Path, run_cli: Cli) -> None:
+    """A change that the images do not show, such as one of random transforms."""
+    (project / "moved").mkdir()
+    (project / "own_data.py").write_text(DATA)
+    (project / "moved/own_data.py").write_text(DATA)
+    small = ("--set", "learning_rate_drops=[]", "--set", "batch_size=64", "--epochs", 1, "--device", "cpu")
+    named = ("--preset", "mnist/gaussian", "--sigma", 0.5, "--dataset", "own_data.py:digits")
+    assert run_cli("train", *named, *small, "--out", "digits")[0] == 0
+    continued = ("train", "--resume", "--out", "digits", "--device", "cpu", "--dataset")
+    set_epochs(project / "digits", 2)
+    code, output, errors = run_cli(*continued, "moved/own_data.py:digits")
+    assert (code, errors) == (0, "")
+    assert "changed after" not in output
+    assert load("digits").recipe.dataset == "moved/own_data.py:digits"
+    set_epochs(project / "digits", 3)
+    (project / "moved/own_data.py").write_text(DATA + "number = 1\n")
+    code, output, errors = run_cli(*continued, "moved/own_data.py:digits")
+    assert (code, errors) == (0, "")
+    assert "moved/own_data.py:digits changed after it was trained for 2 of 3 epochs" in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--method", "own_method.py", "recipe: objective: expected FILE.py:Class, got own_method.py; add the name of"),
+        ("--model", "own_network", "model: expected a known model, got own_network; choose one of densenet40"),
+        ("--model", "own_network.build", ", or your own as FILE.py:function"),
+    ],
+)
+def test_code_without_its_file_or_its_name_is_refused_with_the_form(
+    run_cli: Cli, option: str, value: str, message: str
+) -> None:
+    code, _, errors = run_cli("train", "--preset", "mnist/gaussian", "--sigma", 0.5, option, value, "--out", "run")
+    assert code == 2
+    assert message in errors
+    assert len(errors.splitlines()) == 1
 
 
 def test_a_finished_run_with_own_code_stays_as_it_is(project: Path, run_cli: Cli) -> None:

@@ -118,7 +118,7 @@ def choose_recipe(
         chosen = load_run_recipe(file) if continued else load_train_recipe(file)
     # JSON is YAML: a path may contain " #".
     overrides = [*(f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None), *changes]
-    final = with_overrides(chosen, overrides)
+    final = with_overrides(chosen, overrides, "--set" if changes else "recipe")
     changed = {text.partition("=")[0] for text in overrides}
     if options.preset is None and file is None and not silent:
         from smoothcert.training.default_recipe import describe_choices

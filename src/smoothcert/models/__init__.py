@@ -62,7 +62,8 @@ def check_name(name: str) -> None:
     if name.endswith(".py"):
         raise RequestError(f"model: expected FILE.py:function, got {name}; add the name of the function after a colon")
     if not is_code(name) and name not in DENOISERS and name not in MODELS:
-        raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, sorted(MODELS))}")
+        otherwise = f"choose one of {', '.join(sorted(MODELS))}, or your own as FILE.py:function"
+        raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, MODELS, otherwise)}")
 
 
 def build_model(

@@ -4,6 +4,7 @@ continues with other content says so."""
 from collections.abc import Mapping
 from typing import Any
 
+from smoothcert.data import is_data_code
 from smoothcert.models import code_digest, import_code, is_own_code
 from smoothcert.objectives import UnloadedObjective, is_built_in, name_in_recipes
 from smoothcert.training.recipe import TrainRecipe
@@ -12,20 +13,22 @@ CODE = "code"
 """The key of provenance whose value is that of `code_of`."""
 EARLIER_CODE = "earlier_code"
 """The same of a run that continued after the code had changed: what the epochs before were trained with."""
-OBJECTIVE, NETWORK = "objective.name", "model"
+OBJECTIVE, NETWORK, DATASET = "objective.name", "model", "dataset"
 """The fields of a recipe that name code."""
 
 
-def code_of(recipe: TrainRecipe, *, network: bool = True) -> dict[str, str]:
-    """The SHA-256 of the file with the user's own objective, and with `network` of that with the network, by field.
+def code_of(recipe: TrainRecipe, *, network: bool = True, dataset: bool = True) -> dict[str, str]:
+    """The SHA-256 of the files with the user's own objective, `network` and `dataset`, by field of the recipe.
 
-    Modules that these files import do not count. The network is imported: call this only if the user has named it.
+    Modules that these files import do not count. The code is imported: call this only if the user has named it.
     """
     found: dict[str, Any] = {}
     if not is_built_in(recipe.objective) and not isinstance(recipe.objective, UnloadedObjective):
         found[OBJECTIVE] = type(recipe.objective)
     if network and is_own_code(recipe.model):
         found[NETWORK] = import_code(recipe.model, "model", "function")
+    if dataset and is_data_code(recipe.dataset):
+        found[DATASET] = import_code(recipe.dataset, "dataset", "Class")
     return {field: digest for field, code in found.items() if (digest := code_digest(code)) is not None}
 
 
@@ -36,7 +39,7 @@ def recorded_code(provenance: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def names_of_code(recipe: TrainRecipe) -> dict[str, str]:
-    return {OBJECTIVE: name_in_recipes(recipe.objective), NETWORK: recipe.model}
+    return {OBJECTIVE: name_in_recipes(recipe.objective), NETWORK: recipe.model, DATASET: recipe.dataset}
 
 
 def moved_code(
@@ -56,6 +59,6 @@ def same_name(first: str, second: str) -> bool:
 
 
 def changed_code(provenance: Mapping[str, Any], recipe: TrainRecipe, code: Mapping[str, str]) -> list[str]:
-    """The objective and the network of `recipe` whose files have changed since the run was trained; `code` as above."""
+    """The objective, network and data set of `recipe` whose files have changed since training; `code` as above."""
     recorded, names = recorded_code(provenance), names_of_code(recipe)
     return [names[field] for field, digest in code.items() if recorded.get(field, digest) != digest]

@@ -37,6 +37,8 @@ def _objective_from(value: Any) -> Any:
     name, fields = _named(value, "objective", OBJECTIVES)
     if _is_reference(name):
         return validated(UnloadedObjective, {"name": name, **fields}, "objective.")
+    if isinstance(name, str) and name.endswith(".py"):
+        raise ValueError(f"objective: expected FILE.py:Class, got {name}; add the name of the class after a colon")
     if not isinstance(name, str) or name not in BUILT_IN:
         otherwise = f"expected one of {', '.join(OBJECTIVES)}, or your own as FILE.py:Class"
         raise ValueError(f"objective: unknown method {name}; {did_you_mean(name, OBJECTIVES, otherwise)}")
@@ -249,8 +251,8 @@ def load_run_recipe(path: Path) -> TrainRecipe:
     return parse_recipe(TrainRecipe, fields, str(path))
 
 
-def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe:
-    """Apply `key=value` overrides and validate the result.
+def with_overrides(recipe: TrainRecipe, overrides: Sequence[str], source: str = "--set") -> TrainRecipe:
+    """Apply `key=value` overrides and validate the result; messages name their `source`.
 
     `objective.eta=5`, or shorter `eta=5`, changes a field of the objective.
     """
@@ -265,7 +267,7 @@ def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe
         except ValueError as error:
             raise RequestError(f"--set {shown(override)}: the value is not YAML ({error}); quote it") from error
         _set(fields, _full_key(key.split("."), fields["objective"]), value, shown(override))
-    return parse_recipe(TrainRecipe, fields, "--set" if overrides else "recipe")
+    return parse_recipe(TrainRecipe, fields, source if overrides else "recipe")
 
 
 def _full_key(keys: list[str], objective: Any) -> list[str]:

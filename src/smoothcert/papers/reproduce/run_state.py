@@ -50,7 +50,7 @@ class RunState:
     problem: str | None = None
     """The damage of a file because of which the folder cannot be used."""
     changed_code: tuple[str, ...] = ()
-    """The user's own objective and network whose files have changed since all epochs were trained."""
+    """The user's own objective, network and data set whose files have changed since all epochs were trained."""
 
     @property
     def known_recipe(self) -> TrainRecipe:
