@@ -43,6 +43,11 @@ class Prepared:
     def rule(self) -> Rule:
         return make_rule(self.recipe, self.shape)
 
+    @property
+    def too_few_votes(self) -> str | None:
+        """A warning if no image gets a certificate, or none at the largest of the radii; else None."""
+        return self.rule.unreachable(max(self.recipe.radii, default=0.0), self.counter.noise)
+
     def settings(self, model: Classifier) -> dict[str, Any]:
         """What a certificates file records of the votes of `model`."""
         return {
