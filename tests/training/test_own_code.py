@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from tiny import Killed, killed_after_the_first_epoch, tiny_recipe
+from torch import nn
 
+import smoothcert as sc
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.model_provenance import changes_of
 from smoothcert.data import ImageData
@@ -188,6 +191,21 @@ def test_code_without_its_file_or_its_name_is_refused_with_the_form(
     assert code == 2
     assert message in errors
     assert len(errors.splitlines()) == 1
+
+
+def test_a_run_with_a_network_that_was_given_in_python_continues_there(
+    tmp_path: Path, tiny_data: ImageData, run_cli: Cli
+) -> None:
+    network, recipe = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), tiny_recipe(learning_rate_drops=())
+    with pytest.raises(Killed):
+        sc.train(recipe, tiny_data, tmp_path / "run", model=network, on_epoch=killed_after_the_first_epoch)
+    code, _, errors = run_cli("train", "--resume", "--out", tmp_path / "run")
+    line = "its network Sequential was given to `train` in Python; continue it there: train(recipe, data, out, "
+    assert (code, f"{line}model=network, resume=True)\n" in errors) == (2, True)
+    for wrong, given in ((nn.Linear, "the class Linear"), (lambda: network, "function")):
+        with pytest.raises(RequestError, match=f"expected a torch module that receives the weights, got {given}"):
+            load(tmp_path / "run", model=wrong)  # type: ignore[arg-type]
+    assert sc.train(recipe, tiny_data, tmp_path / "run", model=network, resume=True).finished
 
 
 def test_a_finished_run_with_own_code_stays_as_it_is(project: Path, run_cli: Cli) -> None:

@@ -133,9 +133,14 @@ def choose_recipe(
     if file is not None and not changed & {"objective", "objective.name"}:
         refuse_objective_code(file, final)
     # torch is imported when the request is known to be right.
-    from smoothcert.models import check_name, check_own_code
+    from smoothcert.models import check_name, check_own_code, is_known
     from smoothcert.training.checkpoint import refuse_code
 
+    if continued and "model" not in changed and not is_known(final.model):
+        raise RequestError(
+            f"{file}: its network {final.model} was given to `train` in Python; continue it there: "
+            "train(recipe, data, out, model=network, resume=True)"
+        )
     check_name(final.model)  # before data are downloaded
     if file is not None and "model" not in changed:
         refuse_code(file, final.model, None)

@@ -57,11 +57,16 @@ DENOISERS: dict[str, Callable[[int], nn.Module]] = {
 """Networks from noisy images to clean images, by the number of channels: see `smoothcert train-denoiser`."""
 
 
+def is_known(name: str) -> bool:
+    """Whether `name` is a model of the package or a user's own network, and not the class of a module."""
+    return is_code(name) or name in DENOISERS or name in MODELS
+
+
 def check_name(name: str) -> None:
     """Refuse a name that is neither a model of the package nor a user's own network."""
     if name.endswith(".py"):
         raise RequestError(f"model: expected FILE.py:function, got {name}; add the name of the function after a colon")
-    if not is_code(name) and name not in DENOISERS and name not in MODELS:
+    if not is_known(name):
         otherwise = f"choose one of {', '.join(sorted(MODELS))}, or your own as FILE.py:function"
         raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, MODELS, otherwise)}")
 

@@ -46,7 +46,10 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
         return load_hub(reference)
     function = import_code(reference, "model", "function")
     if not callable(function):
-        raise RequestError(f"model: expected {reference} to be a function, got {type(function).__name__}")
+        raise RequestError(
+            f"model: expected {reference} to be a function, got {type(function).__name__}; write a function that "
+            "returns the network"
+        )
     if not _is_python(function):
         raise RequestError(
             f"model: expected {reference} to be a function or a class written in Python that builds the network, "
@@ -62,7 +65,8 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
         model = function(num_classes=num_classes) if takes_classes else function()
     if not callable(model):
         raise RequestError(
-            f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}"
+            f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}; return the "
+            "network"
         )
     refuse_without_weights(model, reference)
     return in_float32(model)

@@ -30,12 +30,12 @@ from smoothcert.io.results import only_writer
 from smoothcert.io.text import named_error
 from smoothcert.models import (
     DENOISERS,
-    MODELS,
     build_model,
     code_digest,
     import_code,
     is_code,
     is_hub,
+    is_known,
     is_own_code,
 )
 from smoothcert.training.device import default_float32
@@ -313,12 +313,15 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     A run whose network is a user's own code is loaded only if `code` names it (see `refuse_code`).
     """
     check_run_folder(folder)
+    if not isinstance(model, nn.Module | None):
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise RequestError(f"model: expected a torch module that receives the weights, got {given}; give an nn.Module")
     path = folder / MODEL
     file = read_model_file(path)
     built_in = model is None and code is None
     if model is None:
         name = file.recipe.model
-        if not is_code(name) and name not in MODELS and name not in DENOISERS:
+        if not is_known(name):
             raise RequestError(
                 f"{folder}: expected a built-in network or named code, got {name}, which was given to `train` in "
                 "Python; load it with load(PATH, model=network), or use its weights on the command line: --model "

@@ -34,6 +34,8 @@ def _objective_from(value: Any) -> Any:
     """Make an objective; `package.module:Class` is not imported here: see `training/user_objective.py`."""
     if isinstance(value, Objective):
         return value
+    if isinstance(value, type):
+        raise ValueError(f"objective: expected an object, got the class {value.__name__}; give {value.__name__}(...)")
     name, fields = _named(value, "objective", OBJECTIVES)
     if _is_reference(name):
         return validated(UnloadedObjective, {"name": name, **fields}, "objective.")
