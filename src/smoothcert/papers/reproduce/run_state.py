@@ -99,8 +99,8 @@ def with_state(run: R, indices: Sequence[int]) -> R:
     path = run.certificates
     wanted = set(indices)
     try:
-        provenance = read_model_file(folder / MODEL).provenance if (folder / MODEL).exists() else {}
         code = code_of(recipe)
+        provenance = read_model_file(folder / MODEL).provenance if code and (folder / MODEL).exists() else {}
         refuse_other_recipe(stored, recipe, folder, harmless=moved_code(provenance, stored, recipe, code))
         epochs = load_run(folder, recipe.model).epoch if (folder / MODEL).exists() else 0
         images = sum(row.index in wanted for row in read_certificates(path).rows) if path.exists() else 0
