@@ -224,7 +224,7 @@ def test_labels_follow_the_class_order_of_the_run(digits: Path, tmp_path: Path, 
 
 
 def test_weights_of_a_run_bring_the_order_of_its_classes(digits: Path, tmp_path: Path, run_cli: Cli) -> None:
-    """As --init, in certification, prediction and training; code that has moved is a case for it."""
+    """As --init, in certification, prediction and training; code that has moved and changed is a case for it."""
     (tmp_path / "flat.py").write_text(
         "import torch\ndef build():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 3))\n"
     )
@@ -235,6 +235,8 @@ def test_weights_of_a_run_bring_the_order_of_its_classes(digits: Path, tmp_path:
     assert run_cli(*trained, "--classes", tmp_path / "classes.txt")[0] == 0
     assert run_cli("certify", run, "--model", f"{tmp_path}/./flat.py:build", "--n", 10, *cpu)[0] == 0, "the same file"
     (tmp_path / "flat.py").rename(tmp_path / "moved.py")
+    assert run_cli("certify", run, "--model", new, "--n", 10, *cpu)[0] == 0, "its content is the same"
+    (tmp_path / "moved.py").write_text((tmp_path / "moved.py").read_text() + "number = 1\n")
     code, _, err = run_cli("certify", run, "--model", new, "--n", 10, *cpu)
     assert (code, f"if it has moved, give --model {new} --init {run} in place of the run" in err) == (2, True)
     weights = ("--model", new, "--init", run, "--sigma", 0.5)

@@ -226,15 +226,26 @@ def test_model_that_overwrites_its_input_is_refused(change: Callable[[torch.Tens
         sc.doctor(model, [(images, torch.tensor([0, 1, 0, 1]))])
 
 
+def test_certificates_into_a_file_are_refused_at_once(tmp_path: Path, run_cli: Cli) -> None:
+    """Before the network is built: it does not exist."""
+    (tmp_path / "weights.pt").touch()
+    out, data = tmp_path / "weights.pt", ("--dataset", "mnist-sample", "--sigma", 0.5)
+    code, _, errors = run_cli("certify", "--model", "no_such_module_here:f", *data, "--out", out)
+    assert (code, errors) == (
+        2,
+        f"smoothcert: {out}: expected a folder to write to, got a file; choose another --out\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
         ("no_such_module_here:f", "run where Python finds the module"),
         ("./no_such_file.py:small", "no_such_file.py, which does not exist; correct the path"),
         ("mine_for_test:missing", "expected a function missing in mine_for_test, got none"),
-        ("mine_for_test:number", "to be a function, got int"),
+        ("mine_for_test:number", "to be a function, got int; write a function that returns the network"),
         ("mine_for_test:fails", r"mine_for_test:fails\(\) failed \(RuntimeError: no weights\)"),
-        ("mine_for_test:nothing", "to return a module or a callable, got int"),
+        ("mine_for_test:nothing", "to return a module or a callable, got int; return the network"),
         ("mine_for_test:leaves", r"leaves\(\) failed \(SystemExit: 0\)"),
         ("mine_for_test:cancels", r"cancels\(\) failed \(CancelledError"),
         ("mine_for_test:ends", "written in Python"),

@@ -129,10 +129,10 @@ def check_classifier(classifier: object, name: str) -> None:
             f"with its weights, such as {classifier.__name__}(...)"
         )
     if not callable(classifier):
-        raise RequestError(
-            f"{name}: expected a callable on batches, got {type(classifier).__name__}; give a model, such as "
-            "load(RUN).model of a run"
-        )
+        given = "a model, such as load(RUN).model of a run"
+        if isinstance(classifier, Mapping):
+            given = "the network after network.load_state_dict(...)"
+        raise RequestError(f"{name}: expected a callable on batches, got {type(classifier).__name__}; give {given}")
 
 
 def in_float32(classifier: Classifier) -> Classifier:

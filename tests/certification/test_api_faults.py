@@ -1,5 +1,6 @@
 """What users of the Python interface get wrong: one clear line each, and inputs that other libraries give."""
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -188,3 +189,47 @@ def test_losses_that_clip_warn_about_normalised_inputs_once(model: nn.Module, im
         warnings.simplefilter("error")
         sc.losses.SmoothMix(sigma=0.5)(model, images, LABELS)
         sc.losses.Gaussian(sigma=0.5)(model, normalised, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ({"max_images": 3}, "max_images: expected an option of certify, got another; give it to certify_dataset"),
+        ({"sigma": 1.0}, "sigma: expected an option of certify, got another; give it to SmoothedClassifier"),
+        ({"Alpha": 0.1}, "Alpha: expected an option of certify, got another; did you mean alpha?"),
+    ],
+)
+def test_options_that_a_loader_would_ignore_are_refused(
+    model: nn.Module, images: Tensor, option: dict[str, Any], advice: str
+) -> None:
+    smoothed = sc.SmoothedClassifier(model, sigma=0.25)
+    with pytest.raises(RequestError, match=re.escape(f"certify_loader: {advice}")):
+        smoothed.certify_loader(DataLoader(images), n=100, **option)
+
+
+def test_too_few_votes_for_the_asked_radius_are_reported(model: nn.Module, images: Tensor) -> None:
+    smoothed = sc.SmoothedClassifier(model, sigma=0.25)
+    with pytest.warns(UserWarning, match=r"n = 100 votes cannot certify radius 0\.5 \(at most 0\.3\d+\); n = "):
+        smoothed.certify(images, n=100, until_radius=0.5)
+    with pytest.warns(UserWarning, match=r"n = 100 votes cannot certify radius 0\.5"):
+        next(smoothed.certify_loader(DataLoader(images), n=100, radii=[0.1, 0.5]))
+    with pytest.warns(UserWarning, match="n = 3 votes cannot certify any image"):
+        next(smoothed.certify_loader(DataLoader(images), n=3))
+
+
+def test_data_and_models_of_other_kinds_are_explained(model: nn.Module, images: Tensor, tmp_path: Path) -> None:
+    smoothed = sc.SmoothedClassifier(model, sigma=0.25)
+    for data, message in (
+        ((images, LABELS), "got a tensor of shape [4, 1, 8, 8]; for tensors of all images and labels give torch."),
+        (
+            TensorDataset(images, LABELS.double()),
+            "an integer as label, got dtype float64 and shape []; return",
+        ),
+    ):
+        with pytest.raises(RequestError, match=re.escape(message)):
+            sc.certify_dataset(smoothed, data, tmp_path / "a.tsv", n=100)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"got OrderedDict; give the network after network\.load_state_dict"):
+        sc.SmoothedClassifier(model.state_dict(), sigma=0.25)  # type: ignore[arg-type]
+    recipe = sc.preset("mnist/gaussian", sigma=0.25)
+    with pytest.raises(RequestError, match=r"got the class Linear; give an nn\.Module with its weights"):
+        sc.train(recipe, "mnist-sample", tmp_path / "run", model=nn.Linear)  # type: ignore[arg-type]

@@ -163,7 +163,7 @@ def test_built_in_and_own_networks_are_members_of_one_ensemble(
     code, unnamed = (f"{tmp_path / name}.py:build" for name in ("own_for_ensemble", "unnamed_for_ensemble"))
     for reference in (code, unnamed):
         Path(reference.removesuffix(":build")).write_text(
-            "from torch import nn\n"
+            f"from torch import nn\nname = {reference!r}\n"
             "def build(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))\n"
         )
     for out, reference in (("own", code), ("unnamed", unnamed)):

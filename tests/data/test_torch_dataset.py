@@ -154,7 +154,7 @@ IMAGE = PIXELS[0]
         ([(IMAGE * torch.nan, 0)], r"expected pixels in \[0, 1\], got nan"),
         ([(IMAGE, 0.5)], "expected an integer as label, got float"),
         ([(IMAGE, True)], "expected an integer as label, got bool"),
-        ([(IMAGE, torch.eye(3)[0])], "expected an integer as label, got Tensor"),
+        ([(IMAGE, torch.eye(3)[0])], "expected an integer as label, got dtype float32 and shape"),
         ([(IMAGE, -1)], "expected a label of at least 0, got -1"),
         ([(IMAGE, 0), (IMAGE, "cat")], "dataset item 1: expected an integer as label, got str"),
     ],

@@ -233,6 +233,13 @@ class Inline(Consistency):
     extra: float = Field(1.0, description="unused")
 
 
+def test_a_class_in_place_of_an_objective_is_explained() -> None:
+    with pytest.raises(
+        RequestError, match=r"objective: expected an object, got the class Inline; give Inline\(\.\.\.\)"
+    ):
+        tiny_recipe().model_copy(update={"objective": Inline})
+
+
 def test_objects_are_recorded_by_the_path_of_their_class(tmp_path: Path, tiny_data: ImageData) -> None:
     """The name of the base class would load another method."""
     objective = Inline(weight=2.0, adversary=Adversary(steps=1))

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny import tiny_recipe
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
 from smoothcert.data import ImageData
@@ -74,6 +75,16 @@ def test_synchronized_batch_norm_gets_the_statistics_of_one_process(tiny_data: I
     kinds = [type(module) for module in synchronized.modules() if "BatchNorm" in type(module).__name__]
     assert kinds == [nn.SyncBatchNorm] * 2
     assert tensors_digest(synchronized.state_dict()) == tensors_digest(plain.state_dict())
+
+
+def test_a_torch_dataset_gives_the_statistics_of_its_images(tiny_data: ImageData) -> None:
+    given, pairs = network(), network()
+    adapt_batch_norm(given, tiny_data, 0.5)
+    about = adapt_batch_norm(pairs, TensorDataset(*tiny_data.batch(torch.arange(len(tiny_data)))), 0.5)
+    assert (about["data"], about["split"]) == ("TensorDataset", "all")
+    assert tensors_digest(pairs.state_dict()) == tensors_digest(given.state_dict())
+    with pytest.raises(RequestError, match=r"map-style torch Dataset .* got DataLoader; give .*loader\.dataset"):
+        adapt_batch_norm(network(), DataLoader(tiny_data), 0.5)  # type: ignore[arg-type]
 
 
 def test_networks_without_statistics_and_single_images_are_refused(tiny_data: ImageData) -> None:

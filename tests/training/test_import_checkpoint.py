@@ -554,8 +554,11 @@ def test_built_in_network_is_imported_for_own_data(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--arch", OWN), "expected --dataset with it"),
-        (("--arch", OWN, "--dataset", "mnist-sample", "--input-layer", "center"), "leave --input-layer out"),
+        (("--arch", OWN), "expected --dataset with it, got none; add --dataset NAME"),
+        (
+            ("--arch", OWN, "--dataset", "mnist-sample", "--input-layer", "center"),
+            "whose code contains it; leave it out",
+        ),
         (("--arch", "net_for_import.py:bild", "--dataset", "mnist-sample"), "did you mean build?"),
         (("--arch", OWN, "--dataset", "cifar10"), "fails on inputs of shape [3, 32, 32]"),
         (("--arch", "lenet", "--dataset", DATA), "expected the tensors of lenet"),

@@ -90,7 +90,7 @@ class Cascade:
             numbers = ", ".join(str(counter.num_classes) for counter in counters)
             raise RequestError(f"stages: expected one number of classes, got {numbers}; use networks of one data set")
         whole = replace(first, later=tuple(counters[1:]))
-        if (text := whole.unreachable(0.0)) is not None:
+        if (text := whole.unreachable()) is not None:
             warnings.warn(text, stacklevel=2)
         records = whole.certify(inputs, noise_seeds(inputs, seed, indices))
         return CertificateBatch.of(records, first.counter.num_classes, x.device, indices=indices)

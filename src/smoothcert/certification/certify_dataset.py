@@ -210,9 +210,8 @@ def warnings_about(
 ) -> list[str]:
     """Return what a user should know before votes on the images `indices` are drawn."""
     recipe = prepared.recipe
-    radius = max(recipe.radii, default=0.0) if wanted_radius is None else wanted_radius
     warnings_or_none = (
-        prepared.unreachable(radius),
+        prepared.unreachable(wanted_radius),
         missing_classes(images, indices),
         *(unknown_class(images, run.spec.class_names, run.folder) for run in subject.runs),
         *subject.noise_warnings(recipe.sigma, recipe.noise),

@@ -1,5 +1,6 @@
 """Certify the batches of a loader one after the other, with progress and into a file that can be resumed."""
 
+import inspect
 import re
 import time
 import warnings
@@ -21,8 +22,8 @@ from smoothcert.certification.certificates import CertifiedImage, certificates_p
 from smoothcert.certification.file_parts import update_provenance
 from smoothcert.certification.inputs import checked_inputs, noise_seeds
 from smoothcert.certification.prepare import Prepared, prepare
-from smoothcert.certification.settings import images_at_once
-from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+from smoothcert.certification.settings import CertifySettings, images_at_once
+from smoothcert.certification.smoothed_classifier import RuleOptions, SmoothedClassifier
 from smoothcert.certification.subject import DIGEST_IMAGES, Subject
 from smoothcert.data import UNSPLIT, Images
 from smoothcert.data.images import in_parts, in_unit_interval
@@ -31,6 +32,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.compressed import plain_while_written
 from smoothcert.io.console import terminal_bar
 from smoothcert.io.results import ResultWriter, only_writer, stored_settings
+from smoothcert.io.text import did_you_mean
 from smoothcert.smoothing.certificate_batch import CertificateBatch
 from smoothcert.training.checkpoint import tensors_digest
 
@@ -149,6 +151,14 @@ def certify_loader(
     progress: bool,
 ) -> Iterator[CertificateBatch]:
     """See `SmoothedClassifier.certify_loader`."""
+    if unknown := [key for key in options if key not in RuleOptions.__annotations__]:
+        advice = "give it to certify_dataset" if unknown[0] in CertifySettings.model_fields else "correct the name"
+        of_object = inspect.signature(SmoothedClassifier).parameters
+        advice = "give it to SmoothedClassifier" if unknown[0] in of_object else advice
+        raise RequestError(
+            f"certify_loader: {unknown[0]}: expected an option of certify, got another; "
+            f"{did_you_mean(unknown[0], RuleOptions.__annotations__, advice)}"
+        )
     source = Batches.of(data)
     path = None if out is None else certificates_path(out)
     if path is not None and not source.ordered:
@@ -206,7 +216,7 @@ def _stream(
             f"data: expected batches [n, {', '.join(map(str, prepared.shape))}], got {list(example.shape)}; "
             "give a DataLoader a batch_size, or add a batch dimension with x[None]"
         )
-    if (text := prepared.unreachable(0.0)) is not None:
+    if (text := prepared.unreachable()) is not None:
         warnings.warn(text, stacklevel=2)
     position = 0
     with ExitStack() as stack:

@@ -12,7 +12,11 @@ from smoothcert.io.compressed import result_files
 from smoothcert.io.results import read_settings, settings_path
 from smoothcert.training.run_folder import CERTIFICATES, MODEL
 
-CHANGES = {"init": "trained from given weights", "batch_norm": "batch norm adapted to noise after training"}
+CHANGES = {
+    "init": "trained from given weights",
+    "batch_norm": "batch norm adapted to noise after training",
+    "earlier_code": "trained with code that changed between its epochs",
+}
 """Entries in the provenance of a model whose weights do not follow from its recipe alone; rounding aside."""
 
 

@@ -65,9 +65,13 @@ class Prepared:
         alphas = [*([lower, upper] for _ in self.later), [last_alpha(self.recipe.alpha, len(sigmas)), 0.0]]
         return {"cascade": sigmas, "cascade_alphas": alphas}
 
-    def unreachable(self, radius: float) -> str | None:
-        """Return a warning if the rule does not certify `radius` (see `Rule.unreachable`); None otherwise."""
+    def unreachable(self, radius: float | None = None) -> str | None:
+        """Return a warning if the rule certifies no image at `radius` (see `Rule.unreachable`); None otherwise.
+
+        Without `radius` it is about the largest of the rule's radii, or about any certificate.
+        """
         rule = self.rule
+        radius = max(self.recipe.radii, default=0.0) if radius is None else radius
         if self.later:  # of a cascade, the first stage certifies the largest radii
             rule = replace(rule, alpha=stage_alphas(rule.alpha, 1 + len(self.later))[0])
         return rule.unreachable(radius, self.counter.noise)

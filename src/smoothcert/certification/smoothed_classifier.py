@@ -147,7 +147,7 @@ class SmoothedClassifier(nn.Module):
             **{"radius_loss": radius_loss, "bound": bound, "sound": sound},
         }
         inputs, prepared = prepare(self, x, options)
-        if (text := prepared.unreachable(0.0)) is not None:
+        if (text := prepared.unreachable()) is not None:
             warnings.warn(text, stacklevel=2)
         certificates = prepared.certify(inputs, noise_seeds(inputs, seed, indices))
         return CertificateBatch.of(certificates, prepared.counter.num_classes, x.device, indices=indices)

@@ -31,7 +31,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.console import PlainConsole
 from smoothcert.io.text import counted
 from smoothcert.training.choices import Bound
-from smoothcert.training.run_folder import check_exists, check_file, recipe_of_certificates
+from smoothcert.training.run_folder import check_exists, check_file, recipe_of_certificates, refuse_file
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class CertifyOptions(ClassifierOptions):
             raise RequestError(f"--sigma: expected none with --cascade, which uses those of its runs, got {sigma:g}")
         level = sigma if sigma is not None else self.denoiser  # which has a noise level
         self.check(runs, {"--sigma S": level, "--out DIR": self.out}, several=True)
+        if self.out is not None:
+            refuse_file(self.out)
         if not self.kind and len({run.resolve() for run in runs}) < len(runs):
             raise RequestError("run: expected different run folders, got one of them twice; name each once")
         if not self.kind and self.out is not None and len({run.resolve().name for run in runs}) < len(runs):

@@ -118,7 +118,7 @@ def choose_recipe(
         chosen = load_run_recipe(file) if continued else load_train_recipe(file)
     # JSON is YAML: a path may contain " #".
     overrides = [*(f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None), *changes]
-    final = with_overrides(chosen, overrides)
+    final = with_overrides(chosen, overrides, "--set" if changes else "recipe")
     changed = {text.partition("=")[0] for text in overrides}
     if options.preset is None and file is None and not silent:
         from smoothcert.training.default_recipe import describe_choices
@@ -133,9 +133,14 @@ def choose_recipe(
     if file is not None and not changed & {"objective", "objective.name"}:
         refuse_objective_code(file, final)
     # torch is imported when the request is known to be right.
-    from smoothcert.models import check_name, check_own_code
+    from smoothcert.models import check_name, check_own_code, is_known
     from smoothcert.training.checkpoint import refuse_code
 
+    if continued and "model" not in changed and not is_known(final.model):
+        raise RequestError(
+            f"{file}: its network {final.model} was given to `train` in Python; continue it there: "
+            "train(recipe, data, out, model=network, resume=True)"
+        )
     check_name(final.model)  # before data are downloaded
     if file is not None and "model" not in changed:
         refuse_code(file, final.model, None)

@@ -67,6 +67,10 @@ def sweep(
     planned = plan_runs(recipes, out, CertifySettings(n=n, skip=skip, max_images=max_images), resources)
     runs = [with_estimate(run, resources, torch_device) for run in planned]
     console.print(plan_table(runs))
+    if changed := [run for run in runs if run.changed_code]:
+        code = " and ".join(dict.fromkeys(name for run in changed for name in run.changed_code))
+        names = ", ".join(run.folder.name for run in changed)
+        console.warn(f"{code} changed after these runs were trained: {names}; choose another --out to train them again")
     if sum(run.seconds for run in runs) > LONG:
         console.print("fewer votes (--n) or images (--skip) take less")
     if dry_run:

@@ -154,6 +154,11 @@ def _read_item(dataset: Any, index: int, seed: int = 0) -> tuple[Tensor, int]:
         raise
     except Exception as error:  # a user's code may fail in any way
         raise RequestError(f"dataset item {index}: failed ({named_error(error)}); correct __getitem__") from error
+    if isinstance(item, Tensor) and item.ndim == 4:
+        raise RequestError(
+            f"dataset item {index}: expected (image, label), got a tensor of shape {list(item.shape)}; for tensors of "
+            "all images and labels give torch.utils.data.TensorDataset(images, labels)"
+        )
     if not isinstance(item, list | tuple) or len(item) != 2:
         given = f"{len(item)} values" if isinstance(item, list | tuple) else type(item).__name__
         raise RequestError(
@@ -196,9 +201,9 @@ def _checked_image(image: object, index: int) -> Tensor:
 def _checked_label(label: object, index: int) -> int:
     value = label.item() if isinstance(label, Tensor | np.generic) and np.prod(label.shape) == 1 else label
     if isinstance(value, bool) or not isinstance(value, int):
+        given = describe(label) if isinstance(label, Tensor) else type(label).__name__
         raise RequestError(
-            f"dataset item {index}: expected an integer as label, got {type(label).__name__}; "
-            "return the number of the class"
+            f"dataset item {index}: expected an integer as label, got {given}; return the number of the class"
         )
     if value < 0:
         raise RequestError(f"dataset item {index}: expected a label of at least 0, got {value}; correct it")

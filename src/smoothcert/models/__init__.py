@@ -23,6 +23,8 @@ from smoothcert.models.unet import UNet as UNet
 from smoothcert.models.user_code import as_module as as_module
 from smoothcert.models.user_code import check_outputs as check_outputs
 from smoothcert.models.user_code import check_own_code as check_own_code
+from smoothcert.models.user_code import code_digest as code_digest
+from smoothcert.models.user_code import import_code as import_code
 from smoothcert.models.user_code import is_code as is_code
 from smoothcert.models.user_code import is_own_code as is_own_code
 from smoothcert.models.user_code import own_model as own_model
@@ -55,12 +57,18 @@ DENOISERS: dict[str, Callable[[int], nn.Module]] = {
 """Networks from noisy images to clean images, by the number of channels: see `smoothcert train-denoiser`."""
 
 
+def is_known(name: str) -> bool:
+    """Whether `name` is a model of the package or a user's own network, and not the class of a module."""
+    return is_code(name) or name in DENOISERS or name in MODELS
+
+
 def check_name(name: str) -> None:
     """Refuse a name that is neither a model of the package nor a user's own network."""
     if name.endswith(".py"):
         raise RequestError(f"model: expected FILE.py:function, got {name}; add the name of the function after a colon")
-    if not is_code(name) and name not in DENOISERS and name not in MODELS:
-        raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, sorted(MODELS))}")
+    if not is_known(name):
+        otherwise = f"choose one of {', '.join(sorted(MODELS))}, or your own as FILE.py:function"
+        raise RequestError(f"model: expected a known model, got {name}; {did_you_mean(name, MODELS, otherwise)}")
 
 
 def build_model(

@@ -46,7 +46,10 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
         return load_hub(reference)
     function = import_code(reference, "model", "function")
     if not callable(function):
-        raise RequestError(f"model: expected {reference} to be a function, got {type(function).__name__}")
+        raise RequestError(
+            f"model: expected {reference} to be a function, got {type(function).__name__}; write a function that "
+            "returns the network"
+        )
     if not _is_python(function):
         raise RequestError(
             f"model: expected {reference} to be a function or a class written in Python that builds the network, "
@@ -62,7 +65,8 @@ def own_model(reference: str, num_classes: int | None) -> Classifier:
         model = function(num_classes=num_classes) if takes_classes else function()
     if not callable(model):
         raise RequestError(
-            f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}"
+            f"model: expected {reference}() to return a module or a callable, got {type(model).__name__}; return the "
+            "network"
         )
     refuse_without_weights(model, reference)
     return in_float32(model)
@@ -139,6 +143,20 @@ def import_code(reference: str, field: str, kind: str) -> Any:
         hint = did_you_mean(attribute, sorted(names), "correct the name")
         raise RequestError(f"{field}: expected a {kind.lower()} {attribute} in {name}, got none; {hint}")
     return found
+
+
+def code_digest(code: Any) -> str | None:
+    """SHA-256 of the file that defines a class or a function, as it was imported; None in a notebook or a script."""
+    while isinstance(code, functools.partial):
+        code = code.func
+    module = sys.modules.get(code.__module__)
+    if module is None or module.__name__ == "__main__":
+        return None
+    try:
+        text = vars(module).get("__source__") or Path(str(module.__file__)).read_bytes()
+    except (AttributeError, OSError):
+        return None
+    return hashlib.sha256(text).hexdigest()
 
 
 def line_in(file: str, error: BaseException) -> str:

@@ -60,7 +60,8 @@ def train(
             f"recipe: expected a TrainRecipe, got {type(recipe).__name__}; use preset(NAME) or TrainRecipe(...)"
         )
     if not isinstance(model, nn.Module | None):
-        raise RequestError(f"model: expected a torch module to train, got {type(model).__name__}; give an nn.Module")
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise RequestError(f"model: expected a torch module to train, got {given}; give an nn.Module with its weights")
     if not hasattr(evaluate_every, "__index__") or evaluate_every < 0:
         raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every!r}")
     if compile not in (known := get_args(Compiling)):

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from smoothcert.classifier import evaluating
-from smoothcert.data import Images
+from smoothcert.data import UNSPLIT, Images, images_from_dataset
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES
 from smoothcert.training.checkpoint import ORIGINAL, Run, tensors_digest, write_new_run
@@ -64,14 +65,16 @@ def replace_statistics(network: nn.Module, batches: Iterable[Tensor]) -> None:
 
 
 def adapt_batch_norm(
-    network: nn.Module, data: Images, sigma: float, *, noise: NoiseName = "gaussian", seed: int = 0
+    network: nn.Module, data: Images | Dataset[Any], sigma: float, *, noise: NoiseName = "gaussian", seed: int = 0
 ) -> Mapping[str, Any]:
     """Give `network` the batch-norm statistics of images under noise, in place; return what was done, for provenance.
 
-    `data` is on the device of the network; up to 8192 of its images are used, without labels and augmentation, in
-    batches of up to 256, in an order and with noise that depend on `seed`. A network without such statistics, or a
-    single image, is a RequestError.
+    `data` are images of `load_dataset` or a torch Dataset of (image, label). Up to 8192 of them are used, without
+    labels and augmentation, in batches of up to 256, in an order and with noise that depend on `seed`. A network
+    without such statistics, or a single image, is a RequestError.
     """
+    if not isinstance(data, Images):
+        data = images_from_dataset(data, split=UNSPLIT)
     if not layers_with_statistics(network):
         raise RequestError(
             "adapt: expected a network with batch norm, got one without running statistics to change; "
@@ -87,7 +90,7 @@ def adapt_batch_norm(
     generator = torch.Generator(device).manual_seed(derived_seed(seed, 1))
     distribution = NOISES[noise](sigma)
     original = tensors_digest(network.state_dict())
-    rows = data.batches(order.view(-1, size).to(device), slice(None), None)
+    rows = data.to(device).batches(order.view(-1, size).to(device), slice(None), None)
     replace_statistics(network, (images + distribution.sample(images.shape, generator) for images, _ in rows))
     about = {"data": data.name, "split": data.split, "images": count, "noise": noise, "sigma": sigma, "seed": seed}
     return {**about, ORIGINAL: original}

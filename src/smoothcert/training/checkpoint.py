@@ -28,9 +28,19 @@ from smoothcert.io.records import parse_recipe
 from smoothcert.io.references import same_reference
 from smoothcert.io.results import only_writer
 from smoothcert.io.text import named_error
-from smoothcert.models import DENOISERS, MODELS, build_model, is_code, is_hub, is_own_code
+from smoothcert.models import (
+    DENOISERS,
+    build_model,
+    code_digest,
+    import_code,
+    is_code,
+    is_hub,
+    is_known,
+    is_own_code,
+)
 from smoothcert.training.device import default_float32
 from smoothcert.training.metrics import METRICS, read_epochs
+from smoothcert.training.own_code import NETWORK, recorded_code, same_name
 from smoothcert.training.recipe import ImportRecipe, TrainRecipe
 from smoothcert.training.run_folder import MODEL, RECIPE, check_run_folder
 
@@ -303,22 +313,27 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     A run whose network is a user's own code is loaded only if `code` names it (see `refuse_code`).
     """
     check_run_folder(folder)
+    if not isinstance(model, nn.Module | None):
+        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise RequestError(f"model: expected a torch module that receives the weights, got {given}; give an nn.Module")
     path = folder / MODEL
     file = read_model_file(path)
     built_in = model is None and code is None
     if model is None:
         name = file.recipe.model
-        if not is_code(name) and name not in MODELS and name not in DENOISERS:
+        if not is_known(name):
             raise RequestError(
                 f"{folder}: expected a built-in network or named code, got {name}, which was given to `train` in "
                 "Python; load it with load(PATH, model=network), or use its weights on the command line: --model "
                 f"FILE.py:function --init {folder}"
             )
+        if code is not None and _has_moved(file, code):
+            name = code
         refuse_code(folder, name, code)
     try:
         if model is None:
             with torch.random.fork_rng(devices=[]):  # the weights that it draws are replaced
-                model = new_model(file.recipe.model, file.spec)
+                model = new_model(name, file.spec)
         weights = load_file(path)
         if file.digest not in (None, tensors_digest(weights)):
             raise ValueError("the weights have changed since they were saved")
@@ -336,6 +351,15 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     except DAMAGE as error:
         raise _damaged_model(path, error) from error
     return Run(folder, file.recipe, file.spec, model.eval(), file.epoch, file.provenance)
+
+
+def _has_moved(file: ModelFile, code: str) -> bool:
+    """Whether `code`, which the user names, is the network of the run in another file of the same content."""
+    name = file.recipe.model
+    if not (is_own_code(name) and is_own_code(code) and same_name(name, code)):
+        return False
+    recorded = recorded_code(file.provenance).get(NETWORK)
+    return recorded is not None and recorded == code_digest(import_code(code, "model", "function"))
 
 
 def load_runs(folders: Sequence[Path], code: str | None = None) -> list[Run]:

@@ -119,11 +119,10 @@ def _own_network(
     inputs = InputSpec.of(DATASETS[dataset]) if inputs is None and dataset in DATASETS else inputs
     if inputs is None and dataset is not None:
         raise RequestError(f"inputs: expected those of {dataset} with it, got none; give InputSpec.of(its images)")
-    if inputs is None or input_layer not in (None, "none"):
-        raise RequestError(
-            f"--arch {arch}: expected --dataset with it, and no --input-layer, which the code contains; "
-            + ("add --dataset NAME" if inputs is None else "leave --input-layer out")
-        )
+    if inputs is None:
+        raise RequestError(f"--arch {arch}: expected --dataset with it, got none; add --dataset NAME")
+    if input_layer not in (None, "none"):
+        raise RequestError(f"--input-layer: expected none with --arch {arch}, whose code contains it; leave it out")
     fields = {"dataset": dataset, "model": arch, "input_layer": "none", **about}
     recipe = parse_recipe(ImportRecipe, fields, "import")
     notes: list[str] = []

@@ -34,9 +34,13 @@ def _objective_from(value: Any) -> Any:
     """Make an objective; `package.module:Class` is not imported here: see `training/user_objective.py`."""
     if isinstance(value, Objective):
         return value
+    if isinstance(value, type):
+        raise ValueError(f"objective: expected an object, got the class {value.__name__}; give {value.__name__}(...)")
     name, fields = _named(value, "objective", OBJECTIVES)
     if _is_reference(name):
         return validated(UnloadedObjective, {"name": name, **fields}, "objective.")
+    if isinstance(name, str) and name.endswith(".py"):
+        raise ValueError(f"objective: expected FILE.py:Class, got {name}; add the name of the class after a colon")
     if not isinstance(name, str) or name not in BUILT_IN:
         otherwise = f"expected one of {', '.join(OBJECTIVES)}, or your own as FILE.py:Class"
         raise ValueError(f"objective: unknown method {name}; {did_you_mean(name, OBJECTIVES, otherwise)}")
@@ -249,8 +253,8 @@ def load_run_recipe(path: Path) -> TrainRecipe:
     return parse_recipe(TrainRecipe, fields, str(path))
 
 
-def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe:
-    """Apply `key=value` overrides and validate the result.
+def with_overrides(recipe: TrainRecipe, overrides: Sequence[str], source: str = "--set") -> TrainRecipe:
+    """Apply `key=value` overrides and validate the result; messages name their `source`.
 
     `objective.eta=5`, or shorter `eta=5`, changes a field of the objective.
     """
@@ -265,7 +269,7 @@ def with_overrides(recipe: TrainRecipe, overrides: Sequence[str]) -> TrainRecipe
         except ValueError as error:
             raise RequestError(f"--set {shown(override)}: the value is not YAML ({error}); quote it") from error
         _set(fields, _full_key(key.split("."), fields["objective"]), value, shown(override))
-    return parse_recipe(TrainRecipe, fields, "--set" if overrides else "recipe")
+    return parse_recipe(TrainRecipe, fields, source if overrides else "recipe")
 
 
 def _full_key(keys: list[str], objective: Any) -> list[str]:
@@ -295,7 +299,10 @@ def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> 
         # Another method has other hyper-parameters: start from its defaults.
         if _is_reference(value):
             current = fields["objective"]
-            if not isinstance(current, Mapping) or current.get("name") != value:  # else the user allows its code
+            known_name = str(current.get("name")) if isinstance(current, Mapping) else str(current)
+            if _is_reference(known_name) and known_name.rpartition(":")[2] == value.rpartition(":")[2]:
+                current["name"] = value  # the user allows its code, wherever the file is now
+            else:
                 fields["objective"] = {"name": value}
             return
         known = isinstance(value, str) and value in BUILT_IN

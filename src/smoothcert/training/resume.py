@@ -24,7 +24,8 @@ from smoothcert.io.text import counted, error_line, flattened
 from smoothcert.training.checkpoint import ModelFile, Run, load_run, read_model_file, save_weights
 from smoothcert.training.frozen_classifier import refuse_missing_classifier
 from smoothcert.training.metrics import METRICS, epochs_in, keep_metrics_before
-from smoothcert.training.recipe import TrainRecipe, load_run_recipe
+from smoothcert.training.own_code import CODE, EARLIER_CODE, changed_code, moved_code, recorded_code
+from smoothcert.training.recipe import ImportRecipe, TrainRecipe, load_run_recipe
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE, refuse_existing_run, refuse_lost_recipe
 from smoothcert.training.weight_average import AveragedWeights
 
@@ -33,9 +34,10 @@ TENSORS = ("epoch", "model", "average", "sampler")
 CHANGEABLE = ("epochs", "dataset")
 """Fields that a user may edit in the recipe of a run: the same data in another place, and more or fewer epochs, do not
 change the epochs that have been trained. Only a cosine schedule would have given these other learning rates."""
-ORIGIN = ("init", "classifier", "sync_batch_norm")
+ORIGIN = ("init", "classifier", "sync_batch_norm", EARLIER_CODE)
 """What the weights depend on apart from recipe and data, as provenance records it: the file of the initial weights, the
-frozen classifier that the loss uses, and whether batch norm is synchronized. What a run does not have is absent."""
+frozen classifier that the loss uses, whether batch norm is synchronized, and users' code that has changed since epochs
+were trained with it. What a run does not have is absent."""
 
 
 class State(BaseModel):
@@ -131,16 +133,21 @@ def open_folder(
         refuse_existing_run(folder)
     if not has_recipe:
         refuse_lost_recipe(folder)
-    elif resume:
-        refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
     model = read_model_file(folder / MODEL) if (folder / MODEL).exists() else None
+    provenance = {} if model is None else model.provenance
+    code = origin.get(CODE, {})
+    moved: set[str] = set()
+    stored = load_run_recipe(folder / RECIPE) if has_recipe and resume else None
+    if stored is not None:
+        moved = moved_code(provenance, stored, recipe, code)
+        refuse_other_recipe(stored, recipe, folder, harmless=moved)
     state = load_state(folder)
     digest = data.digest()
     if not resume and state is not None:
         refuse_existing_run(folder, trained=state.epoch > 0)
         state = None
     refuse_other_data(folder, state, digest)
-    harmless = {"epochs"} if state is None else set(CHANGEABLE)
+    harmless = moved | ({"epochs"} if state is None else set(CHANGEABLE))
     if model is not None:
         refuse_other_model(folder, model, recipe, harmless)
     if state is not None:
@@ -150,11 +157,20 @@ def open_folder(
     if state is not None:
         refuse_other_origin(folder, state.provenance, origin, finished)
         origin = {name: state.provenance[name] for name in ORIGIN if state.provenance.get(name)}
+        origin |= {CODE: code} if code else {}
     if not finished and "classifier" not in origin:
         refuse_missing_classifier(recipe.objective)
     group.wait()  # all processes have read the folder before the first one writes
+    if epoch and (changed := changed_code(provenance, recipe, code)):
+        origin = {**origin, EARLIER_CODE: dict(recorded_code(provenance))}
+        on_note(
+            f"{folder}: {' and '.join(changed)} changed after it was trained for {epoch} of {recipe.epochs} epochs; "
+            "for a run with the new code only, train into another --out"
+        )
     if group.leads:
-        write_start(recipe, folder, epoch, has_recipe and resume, on_note)
+        write_start(recipe, folder, epoch, stored is not None, on_note)
+        if stored is not None and not finished and different_fields(stored, recipe):
+            recipe.save(folder / RECIPE)  # it names the files where they are now
     group.wait()
     return Start(epoch, state, digest, model, origin)
 
@@ -306,7 +322,8 @@ def write_missing_model(run: Run, weights: Mapping[str, Tensor], start: Start) -
     """Write the model of a finished run from its state if the folder holds none, or that of an earlier epoch."""
     if start.state is None or not run.finished:
         return
-    if start.model is None or (start.model.epoch, start.model.recipe) != (run.epoch, run.recipe):
+    known = start.model
+    if known is None or known.epoch != run.epoch or different_fields(known.recipe, run.recipe):
         save_weights(replace(run, provenance=start.state.provenance), weights)
 
 
@@ -314,11 +331,21 @@ def refuse_other_recipe(
     stored: TrainRecipe, wanted: TrainRecipe, folder: Path, file: str = RECIPE, harmless: Collection[str] = ()
 ) -> None:
     """Raise a RequestError if the recipe in `file` differs from `wanted` in fields that are not `harmless`."""
-    before, now = (flattened(recipe.model_dump(mode="json", exclude=set(harmless))) for recipe in (stored, wanted))
-    if differing := differing_settings(before, now, ("the run", "the request")):
+    if differing := different_fields(stored, wanted, harmless):
         source = "" if file == RECIPE else f"{file} says that it "
         editable = file == RECIPE and all(difference.startswith(CHANGEABLE) for difference in differing)
         edit = f"to continue the run with this change, edit {RECIPE}, or " if editable else ""
         raise RequestError(
             f"{folder}: {source}holds a run of another recipe ({'; '.join(differing)}); {edit}choose another --out"
         )
+
+
+def different_fields(
+    stored: TrainRecipe | ImportRecipe, wanted: TrainRecipe | ImportRecipe, harmless: Collection[str] = ()
+) -> list[str]:
+    """In words, each field that differs and is not `harmless`; paths of data and code may be written in another way."""
+    before, now = (
+        {name: value for name, value in flattened(recipe.model_dump(mode="json")).items() if name not in harmless}
+        for recipe in (stored, wanted)
+    )
+    return differing_settings(before, now, ("the run", "the request"))

@@ -21,6 +21,7 @@ from smoothcert.training.first_loss import try_loss
 from smoothcert.training.frozen_classifier import Teacher, about_classifier, check_classifier
 from smoothcert.training.initial_weights import load_initial_weights, start_notes
 from smoothcert.training.metrics import METRICS
+from smoothcert.training.own_code import CODE, code_of
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import Start, open_folder, save_state, write_missing_model
 from smoothcert.training.run_in_progress import Options, RunInProgress
@@ -50,7 +51,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
         check_classifier(recipe, data, options.classifier)
     check_denoiser_request(recipe, tested is not None)
     model = network_to_train(recipe, data, model, device)
-    origin = load_origin(recipe, model, options, on_note)
+    origin = load_origin(recipe, data, model, options, on_note)
     if (text := sigma_warning(recipe.sigma)) is not None:
         on_note(text)
     # Distillation without a teacher is refused later, unless the run is finished.
@@ -99,10 +100,12 @@ def network_to_train(recipe: TrainRecipe, data: Images, given: nn.Module | None,
 
 
 def load_origin(
-    recipe: TrainRecipe, model: nn.Module, options: Options, on_note: Callable[[str], None]
+    recipe: TrainRecipe, data: Images, model: nn.Module, options: Options, on_note: Callable[[str], None]
 ) -> dict[str, Any]:
     """Load the initial weights, if any; return what provenance records of them and of other options (see ORIGIN)."""
     origin: dict[str, Any] = {"sync_batch_norm": True} if options.sync_batch_norm else {}
+    if code := code_of(recipe, network=options.model is None, dataset=data.name == recipe.dataset):
+        origin[CODE] = code
     if options.init is not None:
         origin["init"] = load_initial_weights(model, options.init, recipe.model, on_note)
     if options.classifier is not None:

@@ -16,7 +16,8 @@ from smoothcert.errors import WorkError
 from smoothcert.io.compressed import existing_form
 from smoothcert.io.text import duration
 from smoothcert.papers.reproduce.estimate import certification_seconds, training_seconds
-from smoothcert.training.checkpoint import InputSpec, load_run
+from smoothcert.training.checkpoint import InputSpec, load_run, read_model_file
+from smoothcert.training.own_code import changed_code, code_of, moved_code
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.resume import refuse_other_recipe
 from smoothcert.training.run_folder import MODEL, RECIPE
@@ -48,6 +49,8 @@ class RunState:
     seconds: float = 0.0
     problem: str | None = None
     """The damage of a file because of which the folder cannot be used."""
+    changed_code: tuple[str, ...] = ()
+    """The user's own objective, network and data set whose files have changed since all epochs were trained."""
 
     @property
     def known_recipe(self) -> TrainRecipe:
@@ -92,15 +95,19 @@ def with_state(run: R, indices: Sequence[int]) -> R:
     recipe = run.known_recipe
     if not (folder / RECIPE).exists():
         return run
-    refuse_other_recipe(load_run_recipe(folder / RECIPE), recipe, folder)
+    stored = load_run_recipe(folder / RECIPE)
     path = run.certificates
     wanted = set(indices)
     try:
+        code = code_of(recipe)
+        provenance = read_model_file(folder / MODEL).provenance if code and (folder / MODEL).exists() else {}
+        refuse_other_recipe(stored, recipe, folder, harmless=moved_code(provenance, stored, recipe, code))
         epochs = load_run(folder, recipe.model).epoch if (folder / MODEL).exists() else 0
         images = sum(row.index in wanted for row in read_certificates(path).rows) if path.exists() else 0
     except WorkError as error:
         return replace(run, problem=str(error))
-    return replace(run, epochs_done=epochs, images_done=images)
+    changed = changed_code(provenance, recipe, code) if epochs == recipe.epochs else []
+    return replace(run, epochs_done=epochs, images_done=images, changed_code=tuple(changed))
 
 
 def plan_table(runs: Sequence[RunState], title: str = "", acrs: Sequence[float | None] | None = None) -> Table:
