@@ -136,8 +136,8 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
     folders = [path for path in (RESULTS / name).iterdir() if path.is_dir()]
-    several = ("report-", "ensemble", "cascade")
-    folders = [path for path in folders if not any(word in path.name for word in several)]
+    others = ("report-", "ensemble", "cascade", "copy")
+    folders = [path for path in folders if not any(word in path.name for word in others)]
     assert len(folders) == runs
     for folder in folders:
         recipe, ((_, path),) = load_train_recipe(folder / "recipe.yaml"), find_certificates([folder])
@@ -176,7 +176,7 @@ def test_limits_in_the_documentation_are_those_of_the_results() -> None:
     models = [*(RESULTS / "models").glob("*/model.safetensors")]
     assert said(r"trained networks\?\*\* (\w+), for mnist and cifar-10", faq.lower()) == len(models)
 
-    assert "certify no network on ImageNet, and none that we trained with MACER on CIFAR-10" in readme
+    assert "no network trained on ImageNet, and none trained with MACER on CIFAR-10" in readme
     assert "ImageNet has presets and measured speed, but no trained network" in limits
     certified = [r for folder, r in recipes.items() if (folder / "certificates").exists()]  # not those of training cost
     assert not any(r.dataset.startswith("imagenet") for r in certified)
@@ -556,6 +556,16 @@ def test_differences_from_published_networks_equal_the_certificates() -> None:
                 expected.append(" ".join(f"| {title} | {sigma} | {other} | {' | '.join(cells)} |".split()))
     lines = table_from(RESULTS / "beyond/README.md", "| ours")[2:]
     assert [" ".join(line.split()) for line in lines] == expected
+
+
+@pytest.mark.parametrize(("sigma", "copy"), [(0.5, "mnist-copy-0.5"), (1.0, "mnist-cascade-reference")])
+def test_cards_say_what_rounding_the_weights_changes(sigma: float, copy: str) -> None:
+    """The certificates of the copy in results/models, against the votes of the network before rounding."""
+    before = counted_radii(f"beyond/mnist-best-{sigma}", 20)
+    likely = {index: mean_radius_of_10_000_votes(max(radius, 0.0), sigma) for index, radius in before.items()}
+    difference = paired_difference(counted_radii(f"beyond/{copy}", 20), likely)
+    card = " ".join((RESULTS / f"models/mnist-best-{sigma}/README.md").read_text(encoding="utf-8").split())
+    assert f"its ACR differs by {difference} from the one that the votes of the network before rounding" in card
 
 
 MODELS = {
