@@ -120,6 +120,25 @@ def test_code_that_has_changed_is_reported_and_recorded(project: Path, run_cli: 
     )
 
 
+def test_a_network_whose_code_has_changed_is_certified_with_a_warning(project: Path, run_cli: Cli) -> None:
+    """The weights fit, but the network may compute something else."""
+    (project / "own_network.py").write_text(NETWORK.replace("nn.Flatten(), ", "nn.Flatten(), nn.Tanh(), "))
+    with pytest.raises(RequestError, match="its weights do not fit"):
+        load("run", code="own_network.py:build")
+    (project / "own_network.py").write_text(NETWORK.replace("classes))", "classes), nn.Tanh())"))
+    said = "run: the code of its network own_network.py:build has changed since it was trained; restore the code"
+    for command in (("certify", "run", *FEW), ("attack", "run", "--n", 50, "--max-images", 2, "--device", "cpu")):
+        code, output, errors = run_cli(*command, "--model", "own_network.py:build")
+        assert code == 0
+        assert " ".join((output + errors).split()).count(said) == 1
+    with pytest.warns(UserWarning, match="the code of its network own_network.py:build has changed"):
+        load("run", code="own_network.py:build")
+    (project / "own_network.py").write_text(NETWORK)
+    assert said not in " ".join(
+        run_cli("certify", "run", "--model", "own_network.py:build", *FEW, "--name", "b")[1].split()
+    )
+
+
 def test_other_code_is_refused_in_one_line(project: Path, run_cli: Cli) -> None:
     """The content is another, or the class: nothing about hyper-parameters, which are not the difference."""
     (project / "other.py").write_text(OBJECTIVE + "class Other(Mine): pass\n")

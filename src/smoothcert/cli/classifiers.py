@@ -16,7 +16,7 @@ from smoothcert.data.decoding import image_head
 from smoothcert.errors import RequestError
 from smoothcert.io.results import differing_settings
 from smoothcert.io.text import flattened, some_of
-from smoothcert.training.checkpoint import InputSpec, Run, class_names_of, load_runs
+from smoothcert.training.checkpoint import InputSpec, Run, class_names_of, code_warning, load_runs
 from smoothcert.training.choices import NoiseName
 from smoothcert.training.denoiser import load_denoiser
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
@@ -56,12 +56,14 @@ def noise_for(subject: Subject, sigma: float | None, kind: NoiseName | None) -> 
 def print_about_runs(subject: Subject, on_note: Callable[[str], None], on_warning: Callable[[str], None]) -> None:
     """Print what a user should know about the runs of `subject` and its denoiser before a command works with them.
 
-    A run may be unfinished, or its recipe.yaml may have been edited.
+    A run may be unfinished, or its recipe.yaml or the code of its network may have been edited.
     """
     front = None if subject.denoiser is None else subject.denoiser.run
     for run in (*subject.runs, *([] if front is None else [front])):
         if not run.finished:
             on_note(f"{run.folder} has trained {run.epoch} of {run.recipe.epochs} epochs")
+        if (text := code_warning(run)) is not None:
+            on_warning(text)
         if (text := recipe_warning(run)) is not None:
             on_warning(text)
 

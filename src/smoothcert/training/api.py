@@ -13,7 +13,7 @@ from smoothcert.data.torch_dataset import DatasetImages, images_from_dataset
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, is_code
-from smoothcert.training.checkpoint import Run, in_order_of_run, load_run
+from smoothcert.training.checkpoint import Run, code_warning, in_order_of_run, load_run
 from smoothcert.training.choices import Compiling, Tracker
 from smoothcert.training.loop import TrainingStatus
 from smoothcert.training.loop import train as train_into
@@ -131,6 +131,9 @@ def load(path: str | Path, *, code: str | None = None, model: nn.Module | None =
     """Load the run in the folder `path`, its model on the CPU in eval mode.
 
     If the network of the run is your own code, name it with `code` ("package.module:function"), or give `model`, which
-    receives the weights.
+    receives the weights. A warning says if the file of `code` has changed since the training.
     """
-    return load_run(Path(path), code, model=model)
+    run = load_run(Path(path), code, model=model)
+    if (text := code_warning(run)) is not None:
+        warnings.warn(text, stacklevel=2)
+    return run

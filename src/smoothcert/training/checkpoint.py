@@ -95,6 +95,8 @@ class Run:
     epoch: int
     """Number of trained epochs."""
     provenance: Mapping[str, Any]
+    code_changed: bool = False
+    """Whether the file with the user's own network has changed since the network was trained."""
 
     def __repr__(self) -> str:
         """One line for notebooks; `recipe` and `model` print the rest."""
@@ -318,7 +320,7 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
         raise RequestError(f"model: expected a torch module that receives the weights, got {given}; give an nn.Module")
     path = folder / MODEL
     file = read_model_file(path)
-    built_in = model is None and code is None
+    built_in, same_code = model is None and code is None, None
     if model is None:
         name = file.recipe.model
         if not is_known(name):
@@ -327,8 +329,9 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
                 "Python; load it with load(PATH, model=network), or use its weights on the command line: --model "
                 f"FILE.py:function --init {folder}"
             )
-        if code is not None and _has_moved(file, code):
-            name = code
+        same_code = _is_same_code(file, code)
+        if code is not None and same_code:
+            name = code  # wherever the file is now
         refuse_code(folder, name, code)
     try:
         if model is None:
@@ -350,16 +353,24 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
         raise
     except DAMAGE as error:
         raise _damaged_model(path, error) from error
-    return Run(folder, file.recipe, file.spec, model.eval(), file.epoch, file.provenance)
+    return Run(folder, file.recipe, file.spec, model.eval(), file.epoch, file.provenance, same_code is False)
 
 
-def _has_moved(file: ModelFile, code: str) -> bool:
-    """Whether `code`, which the user names, is the network of the run in another file of the same content."""
-    name = file.recipe.model
-    if not (is_own_code(name) and is_own_code(code) and same_name(name, code)):
-        return False
-    recorded = recorded_code(file.provenance).get(NETWORK)
-    return recorded is not None and recorded == code_digest(import_code(code, "model", "function"))
+def _is_same_code(file: ModelFile, code: str | None) -> bool | None:
+    """Whether the file of `code`, which the user names, has the content of the run's own network; None if unknown."""
+    name, recorded = file.recipe.model, recorded_code(file.provenance).get(NETWORK)
+    if code is None or recorded is None or not (is_own_code(name) and is_own_code(code) and same_name(name, code)):
+        return None
+    return bool(recorded == code_digest(import_code(code, "model", "function")))
+
+
+def code_warning(run: Run) -> str | None:
+    """A warning if the code of the network of `run` has been edited since it was trained; else None."""
+    if not run.code_changed:
+        return None
+    return (
+        f"{run.folder}: the code of its network {run.recipe.model} has changed since it was trained; restore the code"
+    )
 
 
 def load_runs(folders: Sequence[Path], code: str | None = None) -> list[Run]:
