@@ -14,13 +14,12 @@ from smoothcert.cli.options import ClassifierOptions
 from smoothcert.data import DATASETS, known_class_names, read_class_names
 from smoothcert.data.decoding import image_head
 from smoothcert.errors import RequestError
-from smoothcert.io.results import differing_settings
-from smoothcert.io.text import flattened, some_of
+from smoothcert.io.text import some_of
 from smoothcert.training.checkpoint import InputSpec, Run, class_names_of, code_warning, load_runs
 from smoothcert.training.choices import NoiseName
 from smoothcert.training.denoiser import load_denoiser
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
-from smoothcert.training.resume import CHANGEABLE
+from smoothcert.training.resume import CHANGEABLE, different_fields
 from smoothcert.training.run_folder import RECIPE
 
 
@@ -80,10 +79,7 @@ def recipe_warning(run: Run) -> str | None:
         stored = load_run_recipe(path)
     except RequestError:
         return None
-    edited, trained = (
-        flattened(recipe.model_dump(mode="json", exclude=set(CHANGEABLE))) for recipe in (stored, run.recipe)
-    )
-    differing = differing_settings(edited, trained, ("the file", "the network"))
+    differing = different_fields(stored, run.recipe, CHANGEABLE, ("the file", "the network"))
     return f"{path}: is not the recipe of the network ({'; '.join(differing)}); restore it" if differing else None
 
 

@@ -13,6 +13,7 @@ from smoothcert.objectives import Distillation
 from smoothcert.papers.reproduce.run_state import Resources, RunState, with_state
 from smoothcert.training.checkpoint import InputSpec, new_model
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
+from smoothcert.training.resume import different_fields
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.setup import check_request
 from smoothcert.training.user_objective import load_objective
@@ -66,9 +67,8 @@ def find_run(recipe: TrainRecipe, out: Path, name: str) -> Path:
     """Return the folder in `out` that holds a run of `recipe`, first the one called `name`; else `out / name`."""
     if (out / name / RECIPE).exists():
         return out / name
-    wanted = recipe.model_dump(mode="json")
     for path in sorted(out.glob(f"*/{RECIPE}")):
         with suppress(RequestError, WorkError):  # a damaged file, or an imported model
-            if load_run_recipe(path).model_dump(mode="json") == wanted:
+            if not different_fields(load_run_recipe(path), recipe):
                 return path.parent
     return out / name

@@ -341,11 +341,17 @@ def refuse_other_recipe(
 
 
 def different_fields(
-    stored: TrainRecipe | ImportRecipe, wanted: TrainRecipe | ImportRecipe, harmless: Collection[str] = ()
+    stored: TrainRecipe | ImportRecipe,
+    wanted: TrainRecipe | ImportRecipe,
+    harmless: Collection[str] = (),
+    names: tuple[str, str] = ("the run", "the request"),
 ) -> list[str]:
-    """In words, each field that differs and is not `harmless`; paths of data and code may be written in another way."""
+    """In words, each field that differs and is not `harmless`; paths of data and code may be written in another way.
+
+    The words call the two recipes by their `names`.
+    """
     before, now = (
         {name: value for name, value in flattened(recipe.model_dump(mode="json")).items() if name not in harmless}
         for recipe in (stored, wanted)
     )
-    return differing_settings(before, now, ("the run", "the request"))
+    return differing_settings(before, now, names)
