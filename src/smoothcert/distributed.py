@@ -262,10 +262,10 @@ def find_device(name: str | torch.device) -> torch.device:
         raise RequestError(f"device: expected auto, cpu, cuda or mps, got {name}{advice}")
     if name == "mps":
         if not torch.backends.mps.is_available():
-            raise RequestError("device: mps was asked for, but torch sees no Apple GPU; use --device cpu")
+            raise RequestError("device: mps was asked for, but torch sees no Apple GPU; use cpu")
         return torch.device("mps")
     if name == "cuda" and not torch.cuda.is_available():
-        raise RequestError("device: cuda was asked for, but torch sees no GPU; use --device cpu")
+        raise RequestError("device: cuda was asked for, but torch sees no GPU; use cpu")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", environment_number("LOCAL_RANK", 0) % torch.cuda.device_count())

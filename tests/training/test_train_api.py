@@ -246,7 +246,7 @@ def test_wrong_arguments_are_refused(
 
 def test_a_missing_gpu_is_refused_before_data_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RequestError, match="device: cuda was asked for, but torch sees no GPU; use --device cpu"):
+    with pytest.raises(RequestError, match="device: cuda was asked for, but torch sees no GPU; use cpu"):
         sc.train(tiny_recipe(), "npz:nowhere.npz", tmp_path / "run", device="cuda")
 
 
