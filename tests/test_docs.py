@@ -7,10 +7,10 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -21,12 +21,16 @@ from scipy.stats import beta, norm
 
 from smoothcert import load_dataset, read_certificates, report
 from smoothcert.cli import app
-from smoothcert.data import ImageData
+from smoothcert.data import DATASETS, ImageData
+from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.papers.presets import preset
+from smoothcert.report.names import METHODS
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.training.checkpoint import load_run
+from smoothcert.training.choices import Bound
 from smoothcert.training.initial_weights import load_initial_weights
+from smoothcert.training.sampler_settings import SAMPLERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -133,7 +137,7 @@ def test_architecture_page_names_exactly_the_modules() -> None:
     named = [name for row in table.splitlines()[2:] for name in re.findall(r"`([\w./]+)`", row.split("|")[1])]
     package = ROOT / "src/smoothcert"
     names = {p.name for p in package.glob("[a-z]*.py")} | {p.parent.name + "/" for p in package.glob("*/__init__.py")}
-    assert sorted(named) == sorted(names)
+    assert sorted(named) == sorted(names), "correct the table of packages in docs/architecture.md"
     assert len(names) + 2 <= 18, "with __init__ and __main__"
 
 
@@ -141,7 +145,23 @@ def test_files_of_the_architecture_page_exist() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     files = set(re.findall(r"`([a-z_0-9]+/[a-z_0-9/]*\.py)`", text))
     assert len(files) > 20
-    assert [name for name in sorted(files) if not (ROOT / "src/smoothcert" / name).exists()] == []
+    absent = [name for name in sorted(files) if not (ROOT / "src/smoothcert" / name).exists()]
+    assert absent == [], "docs/architecture.md names files that do not exist"
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("certification.md", [*NOISES, *get_args(Bound)]),
+        ("data.md", DATASETS),
+        ("objectives.md", METHODS.values()),
+        ("training.md", SAMPLERS),
+    ],
+)
+def test_pages_describe_every_choice(page: str, names: Iterable[str]) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").lower()
+    absent = [name for name in names if not re.search(rf"(?<![\w-]){re.escape(name.lower())}(?![\w-])", text)]
+    assert absent == [], f"describe {', '.join(absent)} in docs/{page}"
 
 
 def test_readme_is_short() -> None:

@@ -20,7 +20,7 @@ from smoothcert.certification.certificates import (
     parse_row,
     read_certificates,
 )
-from smoothcert.certification.checks import RowLimits, check_settings
+from smoothcert.certification.checks import RowLimits, bound_of, check_settings
 from smoothcert.certification.recertify import bounded_again, recertify
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import settings_path
@@ -246,7 +246,7 @@ def test_radii_that_votes_do_not_show_under_each_rule_are_refused(tmp_path: Path
     """
     noise = NOISES[settings.get("noise", "gaussian")](0.25)
     votes = [0, 190, 10] if settings.get("bound") == "two-sided" else [0, 200]
-    certificate = certificate_of_class(1, votes, 100, noise, 0.001, bound=settings.get("bound", "one-sided"))
+    certificate = certificate_of_class(1, votes, 100, noise, 0.001, bound=bound_of(settings))
     radius = certificate.radius
     if "radii" in settings:  # not even 200 votes that agree show 0.9
         radius = noise.radius(1 - 0.001 ** (1 / 200))

@@ -102,7 +102,9 @@ def test_losses_follow_the_stored_trace(name: str) -> None:
 
 
 def test_every_stored_trace_is_compared() -> None:
-    assert set(json.loads(TRACES.read_text(encoding="utf-8"))) == set(TRACED)
+    assert set(json.loads(TRACES.read_text(encoding="utf-8"))) == set(TRACED), (
+        "the traces are not those of TRACED: python tests/objectives/test_traces.py --write"
+    )
 
 
 def test_losses_change_along_every_stored_trace() -> None:

@@ -23,7 +23,8 @@ class WithTeacher(sc.losses.Distillation):
         return super().forward(model, inputs, labels, **{"teacher": teacher, **more})
 
 
-MODULES = {name: getattr(sc.losses, kind.__name__) for name, kind in OBJECTIVES.items()} | {"distillation": WithTeacher}
+MODULES: dict[str, Any] = {name: getattr(sc.losses, kind.__name__, None) for name, kind in OBJECTIVES.items()}
+MODULES["distillation"] = WithTeacher
 OTHER_SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("smoothadv", {"num_noise": 2, "adversary": {"attack": "ddn", "steps": 3, "epsilon": 0.5}}),
     ("consistency", {"form": "xent", "weight": 1.0}),

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import get_args
 
 import pytest
 import torch
@@ -11,8 +12,14 @@ from scipy.special import ndtri
 from smoothcert import ABSTAIN, SmoothedClassifier
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import error_upper_bound
-from smoothcert.smoothing.certificate import certificate_of_class, class_from_votes, fewest_deciding_votes
+from smoothcert.smoothing.certificate import (
+    certificate_of_class,
+    certified_radius,
+    class_from_votes,
+    fewest_deciding_votes,
+)
 from smoothcert.smoothing.certificate_batch import rounded_down
+from smoothcert.training.choices import Bound
 
 
 def test_certify_bounds_the_class_that_the_first_votes_chose() -> None:
@@ -50,12 +57,29 @@ def test_radius_of_each_bound_has_the_slack(slack: float) -> None:
     votes, noise = [50, 700, 250], Gaussian(0.5)
     one, two, coin, all_of_coin = (
         certificate_of_class(1, votes, 100, noise, 0.001, slack=slack, **options).radius  # type: ignore[arg-type]
-        for options in ({}, {"bound": "two-sided"}, {"coin": 1e-12}, {"coin": 1.0})
+        for options in (
+            {},
+            {"bound": "two-sided"},
+            {"bound": "randomized", "coin": 1e-12},
+            {"bound": "randomized", "coin": 1.0},
+        )
     )
     assert one == pytest.approx(0.5 * z(700, 0.001), rel=1e-9)
     assert two == pytest.approx(0.25 * (z(700, 0.0009) + z(750, 0.0001)), rel=1e-9)
     assert coin == pytest.approx(0.5 * z(701, 0.001), rel=1e-6)  # one vote more
     assert all_of_coin == pytest.approx(one, rel=1e-9)
+
+
+def test_every_bound_has_its_own_radius() -> None:
+    coins = {"randomized": 0.5}
+    radii = {
+        bound: certified_radius(900, 60, 1000, Gaussian(0.5), 0.001, bound=bound, coin=coins.get(bound))
+        for bound in get_args(Bound)
+    }
+    assert len({*radii.values()}) == len(radii), f"two bounds give the same radius: {radii}"
+    for bound, coin in (("other", None), ("one-sided", 0.5), ("randomized", None)):
+        with pytest.raises(ValueError, match=bound):
+            certified_radius(900, 60, 1000, Gaussian(0.5), 0.001, bound=bound, coin=coin)
 
 
 def test_two_sided_radius_when_all_votes_agree() -> None:
@@ -64,8 +88,8 @@ def test_two_sided_radius_when_all_votes_agree() -> None:
     assert certificate.radius == pytest.approx(-0.5 * float(ndtri(1 - 0.0009 ** (1 / 1000))), rel=1e-9)
 
 
-@pytest.mark.parametrize("options", [{}, {"bound": "two-sided"}, {"coin": 0.5}])
-def test_slack_on_a_hopeless_class_abstains(options: dict[str, float]) -> None:
+@pytest.mark.parametrize("options", [{}, {"bound": "two-sided"}, {"bound": "randomized", "coin": 0.5}])
+def test_slack_on_a_hopeless_class_abstains(options: dict[str, object]) -> None:
     certificate = certificate_of_class(0, [0, 10], 1, Gaussian(0.5), 0.001, slack=0.1, **options)  # type: ignore[arg-type]
     assert certificate.abstained
 

@@ -15,10 +15,11 @@ from smoothcert.objectives import OBJECTIVES, Consistency
 from smoothcert.papers.presets import PRESETS, preset
 from smoothcert.training.choices import NoiseName
 from smoothcert.training.recipe import TrainRecipe, load_train_recipe, with_overrides
+from smoothcert.training.sampler_settings import SAMPLERS
 
 
 def test_recipes_accept_the_noises_of_the_registry() -> None:
-    assert get_args(NoiseName) == tuple(NOISES)
+    assert get_args(NoiseName) == tuple(NOISES), "correct NoiseName in training/choices.py"
 
 
 def test_yaml_round_trip(tmp_path: Path) -> None:
@@ -94,9 +95,9 @@ def test_overrides_change_what_they_name() -> None:
         ("learning_rate_warm_up=1", "before the first drop and the last epoch, at most 0 epochs, got 1"),
         ("optimizer=adam", "optimizer: expected 'sgd' or 'adamw', got 'adam'"),
         ("ema=1", "ema: expected less than 1, got 1"),
-        ("sampler=radius", "sampler: unknown sampler radius; choose one of uniform, radius-weighted"),
+        ("sampler=radius", f"sampler: unknown sampler radius; choose one of {', '.join(SAMPLERS)}"),
         ("sampler={name: [uniform]}", "sampler: unknown sampler ['uniform']"),
-        ("sampler=3", "sampler: expected one of uniform, radius-weighted, or a mapping with the key 'name'"),
+        ("sampler=3", f"sampler: expected one of {', '.join(SAMPLERS)}, or a mapping with the key 'name'"),
         ("sampler.start=3", "sampler.start: the sampler uniform has no settings; first set sampler to radius-weighted"),
         (
             "objective.noise_attack.first_epoch=2",

@@ -26,8 +26,8 @@ from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import load_state
 from smoothcert.training.run_folder import STATE
-from smoothcert.training.sampler import RadiusWeightedSampler, UniformSampler, make_sampler, radius_weights
-from smoothcert.training.sampler_settings import SAMPLERS, RadiusWeighted
+from smoothcert.training.sampler import RadiusWeightedSampler, UniformSampler, radius_weights
+from smoothcert.training.sampler_settings import RadiusWeighted
 from smoothcert.training.seeds import derived_seed
 
 START, EVERY, DISCARD_VOTES, VOTES = 3, 2, 10, 8
@@ -44,12 +44,6 @@ def transcribed_weights(votes: int) -> list[float]:
     radii = [stats.norm.ppf(stats.beta.ppf(0.1, k, votes - k + 1)) if k else -1.0 for k in range(votes + 1)]
     smallest = next(radius for radius in radii if radius > 0)
     return [radius if radius > 0 else smallest for radius in radii]
-
-
-def test_every_sampler_of_recipes_has_its_own_class(tmp_path: Path) -> None:
-    """A new name in SAMPLERS must not draw uniformly without a word."""
-    kinds = [type(make_sampler(settings(), None)) for settings in SAMPLERS.values()]
-    assert len(set(kinds)) == len(SAMPLERS)
 
 
 def test_weights_of_sixteen_votes_are_the_published_ones() -> None:

@@ -32,6 +32,12 @@ EARLY_NAME = "clopper-pearson one-sided"
 """What the first files call the one-sided bound."""
 
 
+def bound_of(settings: Mapping[str, Any]) -> str:
+    """The name of the confidence bound; the first files have a longer one, files of other tools none."""
+    bound = settings.get("bound")
+    return ONE_SIDED if bound in (None, EARLY_NAME) else str(bound)
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
@@ -149,7 +155,7 @@ class RowLimits:
         largest = max(int(c.max(initial=0)) for c in (columns.label, columns.predict, columns.votes_class))
         unusual = any(self._get(key, False) for key in ("cascade", "radii", "radius_loss"))
         gaussian = self._get("noise", "gaussian") == "gaussian"
-        plain = gaussian and self._get("bound", ONE_SIDED) in (ONE_SIDED, EARLY_NAME) and not unusual
+        plain = gaussian and bound_of(self.settings) == ONE_SIDED and not unusual
         if not plain or largest >= classes or (n is not None and (columns.n != n).any()):
             return False
         if not self._limited:
@@ -180,7 +186,7 @@ class RowLimits:
             held_back = noise.radius(error_upper_bound(count, n, alpha)) if self._get("hold_back", False) else 0.0
             return float(min(max(*radii, held_back), noise.radius(error_upper_bound(n, n, alpha))))
         other = largest_other(certificate.votes, certificate.predict)
-        bound = self._get("bound", ONE_SIDED)
+        bound = bound_of(self.settings)
         return certified_radius(count, other, n, noise, alpha, bound=bound, coin=certificate.coin, slack=self._slack)
 
     @property

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
-from smoothcert.certification.checks import BOUNDS, EARLY_NAME, ONE_SIDED, RANDOMIZED, RowLimits
+from smoothcert.certification.checks import BOUNDS, ONE_SIDED, RANDOMIZED, RowLimits, bound_of
 from smoothcert.certification.serve.log import HEADER, format_answer, read_log, unlabelled
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import read_content
@@ -49,7 +49,7 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
             f"{settings_path(path)}: expected the setting '{missing[0]}', got none; restore the file that certify wrote"
         )
     settings["alpha"] = settings["alpha"] if alpha is None else alpha
-    settings["bound"] = bound or settings["bound"].replace(EARLY_NAME, ONE_SIDED)
+    settings["bound"] = bound or bound_of(settings)
     if settings["bound"] not in BOUNDS:
         raise RequestError(f"bound: expected one of {', '.join(BOUNDS)}, got {settings['bound']}")
     if settings["bound"] == RANDOMIZED != file.settings["bound"] and settings.get("seed") is None:

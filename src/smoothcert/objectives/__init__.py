@@ -1,4 +1,4 @@
-"""Training methods, one file per method. To add one, write its file and add one line to OBJECTIVES."""
+"""Training methods, one file per method: `docs/add-an-objective.md` says how to add one."""
 
 from smoothcert.objectives.base import LossTerms as LossTerms
 from smoothcert.objectives.base import Objective as Objective

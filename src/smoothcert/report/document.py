@@ -16,8 +16,6 @@ from smoothcert.report.tables import CAPTION, RANKED_SEEDS, SEEDS_CAPTION
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
 BOLD = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
-_NOT_IN_PAPERS = ("abstention", "images", "votes")
-"""Columns that a table in LaTeX has only on request."""
 
 
 def _items(notes: Iterable[tuple[str, Sequence[str]]]) -> str:
@@ -97,7 +95,7 @@ def _chosen(content: Layout, keys: Sequence[str] = ()) -> Layout:
     """`content` with the columns `keys`, or the usual ones without keys; sigma always comes first, and the name of the
     run follows unless `keys` place it or the method."""
     if not keys:
-        return content.for_reading(_NOT_IN_PAPERS)
+        return content.for_latex()
     known = [column.key for column in content.columns]
     for key in keys:
         if key not in known:

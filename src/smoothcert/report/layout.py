@@ -1,6 +1,6 @@
 """What every table consists of, columns and groups of rows of cells, and its text in each format."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -58,6 +58,8 @@ class Column:
     """On a terminal, longer texts may take several lines, so that more columns fit."""
     left_out: int = 0
     """A narrow terminal leaves out the columns with 1 first, then those with 2, and so on; never those with 0."""
+    in_latex: bool = True
+    """Whether a table in LaTeX has the column without being asked for it."""
 
     @property
     def numeric(self) -> bool:
@@ -94,9 +96,13 @@ class Layout:
         groups = tuple(tuple(tuple(row[i] for i in kept) for row in group) for group in self.groups)
         return Layout(tuple(self.columns[i] for i in kept), groups)
 
-    def for_reading(self, without: Collection[str] = ()) -> "Layout":
-        """Without the columns that only programs need, and those with the keys `without`."""
-        return self.only([i for i, c in enumerate(self.columns) if not c.csv_only and c.key not in without])
+    def for_reading(self) -> "Layout":
+        """Without the columns that only programs need."""
+        return self.only([i for i, c in enumerate(self.columns) if not c.csv_only])
+
+    def for_latex(self) -> "Layout":
+        """The columns that a table in LaTeX has without being asked for any."""
+        return self.only([i for i, c in enumerate(self.columns) if c.in_latex and not c.csv_only])
 
     def fitting(self, width: int) -> "Layout":
         """At most `width` wide on a terminal: without the columns to be left out, then with every second, third, ...

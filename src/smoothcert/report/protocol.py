@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from smoothcert.certification.certificates import CertificatesFile
-from smoothcert.certification.checks import EARLY_NAME, ONE_SIDED, RANDOMIZED
+from smoothcert.certification.checks import ONE_SIDED, RANDOMIZED, bound_of
 from smoothcert.data import known_class_names
 from smoothcert.io.text import one_line
 from smoothcert.noise import NOISES, Gaussian
@@ -14,12 +14,6 @@ from smoothcert.smoothing.certificate import largest_radius
 
 MANY_IMAGES = 20
 """This many images of one class, and no other, are not a coincidence."""
-
-
-def bound_of(file: CertificatesFile) -> str:
-    """The name of the confidence bound; the first files have a longer one, files of other tools none."""
-    bound = file.settings.get("bound")
-    return ONE_SIDED if bound in (None, EARLY_NAME) else str(bound)
 
 
 def noise_of(file: CertificatesFile) -> str:
@@ -62,7 +56,7 @@ def ceiling_of(file: CertificatesFile, sigma: float | None, n: int | None, alpha
     if sigmas := file.settings.get("cascade"):
         errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
         return max(Gaussian(s).radius(error) for s, error in zip(sigmas, errors, strict=True))
-    return largest_radius(n, NOISES[noise_of(file)](sigma), alpha, bound_of(file))
+    return largest_radius(n, NOISES[noise_of(file)](sigma), alpha, bound_of(file.settings))
 
 
 def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> dict[str, object]:
@@ -72,7 +66,7 @@ def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> d
     return {
         "n": settings.get("n") if n is None or adaptive else n,
         "alpha": alpha,
-        "bound": bound_of(file),
+        "bound": bound_of(settings),
         "noise": noise_of(file),
         "radii": str(settings.get("radii") or "none"),
         "full radius after n votes": bool(settings.get("radii") and settings.get("hold_back")),
@@ -96,7 +90,7 @@ def remarks_on(file: CertificatesFile) -> tuple[str, ...]:
         f"sampled until radius {radii} was decided": bool(radii),
         f"two-stage, about {settings.get('radius_loss')} sigma of radius given up": bool(settings.get("radius_loss")),
         "label-aware: wrong images were not sampled, for benchmarks only": bool(settings.get("label_aware")),
-        f"{bound_of(file)} bound": bound_of(file) not in (ONE_SIDED, RANDOMIZED),
+        f"{bound_of(settings)} bound": bound_of(settings) not in (ONE_SIDED, RANDOMIZED),
         "randomized bound: each radius depends on a coin that the file stores": file.is_randomized,
         f"cascade over σ {', '.join(f'{sigma:g}' for sigma in cascade)}": bool(cascade),
         "sound integer noise": bool(settings.get("sound")),

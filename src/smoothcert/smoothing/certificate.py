@@ -101,13 +101,20 @@ def certified_radius(
 
     See `certificate_of_class` for the guarantee and the options.
     """
-    if bound != "two-sided":
-        q = error_upper_bound(count, n, alpha) if coin is None else randomized_error_bound(count, n, alpha, coin)
-        return noise.radius(min(1.0, q + slack))
-    if not isinstance(noise, Gaussian):
-        raise RequestError(f"bound: two-sided is known for gaussian noise, got {noise.name}; use one-sided")
-    q, runner_up = two_sided_bounds(count, other, n, alpha)
-    return noise.radius_between(min(1.0, q + slack), min(1.0, runner_up + slack))
+    if (coin is not None) != (bound == "randomized"):
+        raise ValueError(f"expected a coin for the randomized bound and none for others, got {coin} for {bound}")
+    if bound == "two-sided":
+        if not isinstance(noise, Gaussian):
+            raise RequestError(f"bound: two-sided is known for gaussian noise, got {noise.name}; use one-sided")
+        q, runner_up = two_sided_bounds(count, other, n, alpha)
+        return noise.radius_between(min(1.0, q + slack), min(1.0, runner_up + slack))
+    if coin is not None:
+        q = randomized_error_bound(count, n, alpha, coin)
+    elif bound == "one-sided":
+        q = error_upper_bound(count, n, alpha)
+    else:
+        raise ValueError(f"expected a known bound, got {bound}")
+    return noise.radius(min(1.0, q + slack))
 
 
 def largest_radius(n: int, noise: Noise, alpha: float, bound: str, slack: float = 0.0) -> float:

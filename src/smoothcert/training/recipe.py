@@ -19,7 +19,7 @@ from smoothcert.objectives.base import LATER_FIELDS as LATER_FIELDS_OF_OBJECTIVE
 from smoothcert.objectives.inner_attacks import MovesNoise
 from smoothcert.training.choices import LARGEST_SIGMA, InputLayer, NoiseName
 from smoothcert.training.run_folder import stored_fields
-from smoothcert.training.sampler_settings import SAMPLERS, RadiusWeighted, Uniform
+from smoothcert.training.sampler_settings import SAMPLERS, RadiusWeighted, SamplerSettings, Uniform
 
 
 def _named(value: Any, field: str, names: Iterable[str]) -> tuple[Any, dict[str, Any]]:
@@ -61,20 +61,21 @@ def _objective_to(objective: Objective) -> dict[str, Any]:
 
 
 def _sampler_from(value: Any) -> Any:
-    if isinstance(value, Uniform):
+    if isinstance(value, SamplerSettings):
         return value
     name, settings = _named(value, "sampler", SAMPLERS)
     if not isinstance(name, str) or name not in SAMPLERS:
         raise ValueError(f"sampler: unknown sampler {shown(str(name))}; {did_you_mean(name, SAMPLERS)}")
     if settings and not SAMPLERS[name].model_fields:
+        others = " or ".join(other for other, kind in SAMPLERS.items() if kind.model_fields)
         raise ValueError(
             f"sampler.{shown(str(next(iter(settings))))}: the sampler {name} has no settings; "
-            f"first set sampler to {RadiusWeighted.name}"
+            f"first set sampler to {others}"
         )
     return validated(SAMPLERS[name], settings, "sampler.")
 
 
-def _sampler_to(sampler: Uniform) -> dict[str, Any]:
+def _sampler_to(sampler: SamplerSettings) -> dict[str, Any]:
     return {"name": sampler.name, **sampler.model_dump(mode="json")}
 
 
@@ -89,7 +90,7 @@ if TYPE_CHECKING:
 
 else:
     AnyObjective = Annotated[Objective, BeforeValidator(_objective_from), PlainSerializer(_objective_to)]
-AnySampler = Annotated[Uniform, BeforeValidator(_sampler_from), PlainSerializer(_sampler_to)]
+AnySampler = Annotated[SamplerSettings, BeforeValidator(_sampler_from), PlainSerializer(_sampler_to)]
 
 
 LARGEST = 1e30
@@ -141,7 +142,7 @@ class TrainRecipe(Recipe):
     ema: float = Field(default=0.0, ge=0, lt=1, description="decay of the moving average of the weights; 0: no average")
     sampler: AnySampler = Field(
         default=Uniform(),
-        description="which images an epoch draws: uniform, or radius-weighted, with its settings",
+        description=f"which images an epoch draws: {', or '.join(SAMPLERS)}, with its settings",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         default="auto", description="bf16: autocast; auto: where it is fast"

@@ -28,7 +28,6 @@ from smoothcert.training.frozen_classifier import Teacher
 from smoothcert.training.meter import Meter
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import Start, State, restore
-from smoothcert.training.sampler import make_sampler
 from smoothcert.training.step import StepLoss, make_optimizer
 from smoothcert.training.versions import versions
 from smoothcert.training.weight_average import AveragedWeights
@@ -114,7 +113,8 @@ class RunInProgress:
             self.initial_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.average = AveragedWeights(self.model, recipe.ema) if recipe.ema else None
         restore(self.model, self.optimizer, self.average, start, folder)
-        self.sampler = make_sampler(recipe.sampler, None if start.state is None else start.state.sampler)
+        self.sampler = recipe.sampler.make()
+        self.sampler.weights = None if start.state is None else start.state.sampler
         self.epoch = self.first_epoch = start.epoch
 
         # The clock, and the state of the current epoch.

@@ -14,7 +14,7 @@ from smoothcert.errors import WorkError
 from smoothcert.noise import NOISES, Noise
 from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.training.evaluate import correct_votes
-from smoothcert.training.sampler_settings import RadiusWeighted, Uniform
+from smoothcert.training.sampler_settings import RadiusWeighted
 from smoothcert.training.seeds import Purpose, derived_seed
 
 if TYPE_CHECKING:
@@ -25,10 +25,11 @@ ALPHA = 0.1
 
 
 class UniformSampler:
-    """Draws each image once per epoch, in random order."""
+    """Draws each image once per epoch, in random order. Other samplers are subclasses of it."""
 
     weights: Tensor | None = None
-    """The probabilities of the images up to a factor, float64 [n] on the CPU; None: each image is drawn once."""
+    """The probabilities of the images up to a factor, float64 [n] on the CPU; None: each image is drawn once. A run
+    that is resumed restores them."""
 
     def order(self, run: "RunInProgress", generator: torch.Generator) -> Tensor:
         """The indices of the images of the epoch `run.epoch`, on the device: as many as the data contain."""
@@ -95,13 +96,6 @@ class RadiusWeightedSampler(UniformSampler):
                 f"{run.folder}: discards {total - kept:,} of {total:,} images from epoch {run.epoch} on{classes}"
             )
         return weights
-
-
-def make_sampler(settings: Uniform, weights: Tensor | None) -> UniformSampler:
-    """The sampler of a run that continues with `weights`; None for a new run, and before the sampler has any."""
-    sampler = RadiusWeightedSampler(settings) if isinstance(settings, RadiusWeighted) else UniformSampler()
-    sampler.weights = weights
-    return sampler
 
 
 def radius_weights(votes: int, noise: Noise) -> list[float]:

@@ -1,10 +1,16 @@
 """The samplers of recipes and their settings: `training/sampler.py` draws the images."""
 
-from typing import Annotated, ClassVar
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
 from smoothcert.io.records import Record
+
+if TYPE_CHECKING:  # recipes are read without torch
+    from smoothcert.training.sampler import UniformSampler
 
 FEWEST_VOTES = 4
 """The fewest votes from which a positive radius follows: with 3 the lower bound of three agreeing votes is 0.46."""
@@ -16,13 +22,28 @@ def _enough_votes(votes: int) -> int:
     return votes
 
 
-class Uniform(Record):
+class SamplerSettings(Record, ABC):
+    """A sampler as recipes name it, with its settings."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def make(self) -> UniformSampler:
+        """Make the object that draws the images. Only this needs torch."""
+
+
+class Uniform(SamplerSettings):
     """Each image once per epoch, in random order."""
 
     name: ClassVar[str] = "uniform"
 
+    def make(self) -> UniformSampler:
+        from smoothcert.training.sampler import UniformSampler
 
-class RadiusWeighted(Uniform):
+        return UniformSampler()
+
+
+class RadiusWeighted(SamplerSettings):
     """Discard images that the network gets wrong, and draw the others by their certified radius (Sun et al. 2024)."""
 
     name: ClassVar[str] = "radius-weighted"
@@ -40,5 +61,10 @@ class RadiusWeighted(Uniform):
         default=16, ge=0, le=10_000, description="noisy copies of each image for the weights; 0: equal weights"
     )
 
+    def make(self) -> UniformSampler:
+        from smoothcert.training.sampler import RadiusWeightedSampler
 
-SAMPLERS: dict[str, type[Uniform]] = {kind.name: kind for kind in (Uniform, RadiusWeighted)}
+        return RadiusWeightedSampler(self)
+
+
+SAMPLERS: dict[str, type[SamplerSettings]] = {kind.name: kind for kind in (Uniform, RadiusWeighted)}
