@@ -246,6 +246,16 @@ def test_the_largest_radius_is_that_of_the_bound(bound: str) -> None:
     assert (run.ceiling == radius, run.at_ceiling) == ((True, 1.0) if coin is None else (False, None))
 
 
+def test_the_largest_radius_of_integer_noise_counts_its_rounding() -> None:
+    """With a billion votes the 1e-10 added to the error is 1.4% of it."""
+    n = 10**9
+    error = -math.expm1(math.log(0.001) / n)
+    radius = 0.5 * float(stats.norm.isf(error + 1e-10))
+    run = summary_of([image(0, 1, 1, radius, n=n)], n=n, sound=True)
+    assert run.ceiling == pytest.approx(radius, rel=1e-8)
+    assert run.ceiling < 0.5 * stats.norm.isf(error) - 1e-3
+
+
 def test_a_sequential_rule_says_nothing_about_radii_beyond_its_own() -> None:
     """All images stopped after 1,000 votes that agree: not the votes limit their radius, but the question."""
     rows = [image(i, 1, 1, 0.25) for i in range(10)]
