@@ -187,6 +187,11 @@ def test_paired_differences_against_a_loop(seed: int) -> None:
     assert (paired.easy.value, paired.hard.value) == (pytest.approx(np.mean(easy)), pytest.approx(np.mean(hard)))
 
 
+def test_of_two_radii_as_near_to_sigma_the_smaller_is_in_the_headline() -> None:
+    run = summarize(our_file(random_rows(0, 20)), "run", (0.0, 0.25, 0.75, 1.0))
+    assert comparisons([run])[0].headline_radius == 0.25
+
+
 def test_the_best_run_needs_a_significant_lead_over_every_other() -> None:
     low = [image(i, 1, 1, 0.1) for i in range(30)]
     high = [image(i, 1, 1, 0.6 + 0.01 * (i % 3)) for i in range(30)]
