@@ -213,6 +213,20 @@ def test_the_best_run_needs_a_significant_lead_over_every_other() -> None:
     assert (best.second, best.lead.significant, best.significant) == ("second", True, False)
 
 
+def test_the_headline_tells_the_best_run_from_the_reference_at_its_radius() -> None:
+    """At 0.5 by one of 30 images, which establishes nothing, although the difference of ACR is established."""
+    rows = {"plain": [0.1, *[0.5] * 29], "best": [1.0] * 30, "second": [0.5] * 30}
+    methods = {"plain": "gaussian", "best": "b", "second": "s"}
+    runs = [
+        summary_of([image(i, 1, 1, radius) for i, radius in enumerate(radii)], name, objective=methods[name])
+        for name, radii in rows.items()
+    ]
+    (comparison,) = comparisons(runs)
+    assert comparison.paired[0].acr.significant
+    (text,) = headlines([comparison])
+    assert "second: 30, the difference is not established; plain: 29, the difference is not established." in text
+
+
 def test_a_few_images_establish_nothing() -> None:
     """All of them differ alike, so the standard error is 0; five coins fall alike once in 16 times."""
     for count, established in ((5, False), (6, True)):
