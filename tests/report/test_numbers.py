@@ -260,6 +260,8 @@ def test_only_images_whose_votes_all_go_to_their_label_are_at_the_ceiling() -> N
     assert run.reaches(run.ceiling)
     more = summary_of([*rows, wrong, image(10, 0, 1, 0.5)])
     assert (more.at_ceiling, more.limited_by_n) == (pytest.approx(1 / 11), False)
+    (text,) = headlines(comparisons([summary_of([*rows[:5], wrong])]))
+    assert ": 17% of the images have the largest radius" in text, "one of six"
     assert summary_of([image(0, 1, 1, 0.5, n=0)]).at_ceiling is None, "without votes"
 
 
