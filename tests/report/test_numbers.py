@@ -282,6 +282,7 @@ def test_the_largest_radius_of_integer_noise_counts_its_rounding() -> None:
     error = -math.expm1(math.log(0.001) / n)
     radius = 0.5 * float(stats.norm.isf(error + 1e-10))
     run = summary_of([image(0, 1, 1, radius, n=n)], n=n, sound=True)
+    assert run.ceiling is not None
     assert run.ceiling == pytest.approx(radius, rel=1e-8)
     assert run.ceiling < 0.5 * stats.norm.isf(error) - 1e-3
 
