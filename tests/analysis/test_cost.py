@@ -31,11 +31,11 @@ ROWS = "0\t7\t7\t0.5\t1\t0:00:01\n1\t2\t3\t0.9\t0\t0:00:01\n2\t1\t-1\t0.0\t0\t0:
 GIB = 1024**3
 
 
-def certify(run: Path, name: str, rows: str, sigma: float) -> None:
+def certify(run: Path, name: str, rows: str, sigma: float, **settings: object) -> None:
     path = run / "certificates" / f"{name}.tsv"
     path.parent.mkdir(exist_ok=True)
     path.write_text("\t".join(FIELD_COLUMNS) + "\n" + rows)
-    write_settings(path, {"sigma": sigma}, {})
+    write_settings(path, {"sigma": sigma, **settings}, {})
 
 
 def append(run: Path, text: str) -> None:
@@ -64,7 +64,11 @@ def test_times_memory_and_device(run: Path) -> None:
 def test_acr_is_that_of_the_largest_file_at_the_training_sigma(run: Path) -> None:
     certify(run, "whole", ROWS, 0.5)
     certify(run, "part", ROWS.splitlines(keepends=True)[0], 0.5)
-    certify(run, "another-sigma", ROWS + "5\t4\t4\t9.0\t1\t0:00:01\n", 0.25)
+    more = ROWS + "5\t4\t4\t9.0\t1\t0:00:01\n"
+    certify(run, "another-sigma", more, 0.25)
+    kinds = {"bound": "randomized", "noise": "laplace", "radii": [9.0], "label_aware": True, "denoiser": {"name": "x"}}
+    for key, value in kinds.items():
+        certify(run, key, more, 0.5, **{key: value})
     (cost,) = training_costs([run])
     assert cost.acr == pytest.approx((0.5 + 1.5) / 4)
     assert cost.certified_images == 4

@@ -34,6 +34,7 @@ from smoothcert.report.html_data import (
     Pictures,
     in_steps,
     kinds_of,
+    most_differing,
 )
 from smoothcert.report.layout import comma_separated
 from smoothcert.report.paired import comparisons
@@ -371,3 +372,11 @@ def test_figures_of_the_report_are_in_the_page() -> None:
     drawn = {"curves.png": b"c", "distribution.png": b"d", "distribution.pdf": b"x"}
     sources = [a["src"] for tag, a in Seen(page(("a", our_file()), pictures=drawn)).elements if tag == "img"]
     assert sources == ["data:image/png;base64," + base64.b64encode(b"d").decode()], "the curves are interactive"
+
+
+def test_images_that_differ_most_between_runs_are_found_by_their_indices() -> None:
+    """The second run has other images too, in another order; wrong images count as 0."""
+    one = [image(i, 1, 1, radius) for i, radius in ((1, 0.5), (2, 0.6), (3, 0.2), (4, 1.0))]
+    other = [image(4, 1, 0, 1.0), image(3, 1, 1, 0.5), image(2, 1, 1, 0.6), image(1, 1, 1, 0.4), image(0, 1, 1, 0.9)]
+    runs = [summarize(our_file(rows), name, []) for name, rows in (("one", one), ("other", other))]
+    assert most_differing(runs) == [4, 3, 1], "by 1.0, 0.3 and 0.1; image 2 does not differ"

@@ -125,6 +125,15 @@ def test_a_gaussian_run_of_fewer_votes_is_no_reference(make_run: MakeRun, tmp_pa
     assert sweep.reference is None
 
 
+def test_runs_on_other_images_are_no_sweep(make_run: MakeRun) -> None:
+    runs = [consistency(make_run, weight, 0.1 + weight / 50) for weight in (1.0, 5.0, 10.0)]
+    rows = (runs[2] / "certificates/test.tsv").read_text().splitlines(keepends=True)
+    (runs[2] / "certificates/test.tsv").write_text("".join(rows[:-1]))
+    for same_images, number in ((True, 1), (False, 0)):
+        contents = read_contents(runs, Choices(same_images=same_images))
+        assert len(contents.sweeps) == number
+
+
 def test_only_runs_that_share_all_else_are_one_sweep(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [consistency(make_run, weight, 0.1 + weight / 50) for weight in (1.0, 5.0, 10.0)]
     runs += [consistency(make_run, weight, 0.1 + weight / 50, epochs=2) for weight in (1.0, 5.0)]

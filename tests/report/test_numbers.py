@@ -57,6 +57,7 @@ def test_numbers_of_a_run_against_a_loop(seed: int) -> None:
         shares = [sum(certified(row, r) for row in part) / 20 for r in RADII]
         assert [outcomes.accuracy(r) for r in RADII] == pytest.approx(shares)
     assert run.classes[run.worst_class].acr == min(outcomes.acr for outcomes in run.classes.values())
+    assert run.never_certified == [], "of each class some images are certified, and some are not"
     assert implied_l_infinity(run) == run.acr / 28, "MNIST has 28 x 28 values"
     cifar10 = replace(run, dataset="cifar10 (not the official files)")
     assert implied_l_infinity(cifar10) == pytest.approx(run.acr / (3 * 32 * 32) ** 0.5)
@@ -186,6 +187,11 @@ def test_paired_differences_against_a_loop(seed: int) -> None:
     assert (paired.easy.value, paired.hard.value) == (pytest.approx(np.mean(easy)), pytest.approx(np.mean(hard)))
 
 
+def test_of_two_radii_as_near_to_sigma_the_smaller_is_in_the_headline() -> None:
+    run = summarize(our_file(random_rows(0, 20)), "run", (0.0, 0.25, 0.75, 1.0))
+    assert comparisons([run])[0].headline_radius == 0.25
+
+
 def test_the_best_run_needs_a_significant_lead_over_every_other() -> None:
     low = [image(i, 1, 1, 0.1) for i in range(30)]
     high = [image(i, 1, 1, 0.6 + 0.01 * (i % 3)) for i in range(30)]
@@ -199,6 +205,26 @@ def test_the_best_run_needs_a_significant_lead_over_every_other() -> None:
     best = comparison.best_at(None)
     assert best is not None
     assert (best.name, best.second, best.significant) == ("high", "same", False)
+    # The third run is 0.15 below the best, with a standard error of 0.084; the second 0.1 below it on every image.
+    radii = {"best": (0.6, 0.6), "second": (0.5, 0.5), "third": (0.0, 0.9)}
+    runs = [summary_of([image(i, 1, 1, pair[i % 2]) for i in range(30)], name) for name, pair in radii.items()]
+    best = comparisons(runs)[0].best_at(None)
+    assert best is not None
+    assert (best.second, best.lead.significant, best.significant) == ("second", True, False)
+
+
+def test_the_headline_tells_the_best_run_from_the_reference_at_its_radius() -> None:
+    """At 0.5 by one of 30 images, which establishes nothing, although the difference of ACR is established."""
+    rows = {"plain": [0.1, *[0.5] * 29], "best": [1.0] * 30, "second": [0.5] * 30}
+    methods = {"plain": "gaussian", "best": "b", "second": "s"}
+    runs = [
+        summary_of([image(i, 1, 1, radius) for i, radius in enumerate(radii)], name, objective=methods[name])
+        for name, radii in rows.items()
+    ]
+    (comparison,) = comparisons(runs)
+    assert comparison.paired[0].acr.significant
+    (text,) = headlines([comparison])
+    assert "second: 30, the difference is not established; plain: 29, the difference is not established." in text
 
 
 def test_a_few_images_establish_nothing() -> None:
@@ -208,6 +234,8 @@ def test_a_few_images_establish_nothing() -> None:
         best = comparisons(runs)[0].best_at(None)
         assert best is not None
         assert (best.lead.standard_error, best.significant) == (pytest.approx(0), established)
+        (worse,) = comparisons(runs, reference="0.6")[0].paired
+        assert (worse.acr.value, worse.acr.significant) == (pytest.approx(-0.5), established)
 
 
 def test_a_cascade_has_no_share_at_the_ceiling() -> None:
@@ -232,6 +260,8 @@ def test_only_images_whose_votes_all_go_to_their_label_are_at_the_ceiling() -> N
     assert run.reaches(run.ceiling)
     more = summary_of([*rows, wrong, image(10, 0, 1, 0.5)])
     assert (more.at_ceiling, more.limited_by_n) == (pytest.approx(1 / 11), False)
+    (text,) = headlines(comparisons([summary_of([*rows[:5], wrong])]))
+    assert ": 17% of the images have the largest radius" in text, "one of six"
     assert summary_of([image(0, 1, 1, 0.5, n=0)]).at_ceiling is None, "without votes"
 
 
@@ -244,6 +274,17 @@ def test_the_largest_radius_is_that_of_the_bound(bound: str) -> None:
     run = summary_of([CertifiedImage(0, 1, row, 0.5)], bound=bound)
     assert run.ceiling is not None
     assert (run.ceiling == radius, run.at_ceiling) == ((True, 1.0) if coin is None else (False, None))
+
+
+def test_the_largest_radius_of_integer_noise_counts_its_rounding() -> None:
+    """With a billion votes the 1e-10 added to the error is 1.4% of it."""
+    n = 10**9
+    error = -math.expm1(math.log(0.001) / n)
+    radius = 0.5 * float(stats.norm.isf(error + 1e-10))
+    run = summary_of([image(0, 1, 1, radius, n=n)], n=n, sound=True)
+    assert run.ceiling is not None
+    assert run.ceiling == pytest.approx(radius, rel=1e-8)
+    assert run.ceiling < 0.5 * stats.norm.isf(error) - 1e-3
 
 
 def test_a_sequential_rule_says_nothing_about_radii_beyond_its_own() -> None:

@@ -231,3 +231,16 @@ def test_other_labels_are_other_data(make_run: MakeRun, ours: Path, tmp_path: Pa
     report = write_report([ours, make_run("other", rows)], tmp_path / "out", ["md"])
     (comparison,) = report.contents.comparisons
     assert comparison.obstacles == ("the labels of the same images differ, so these are different data",)
+
+
+def test_a_dash_is_never_the_best(tmp_path: Path) -> None:
+    """Printed with few digits, a radius may be rounded beyond what 10,000 votes show at sigma 0.25: 0.79964."""
+    for name, radius in (("a", "0.8"), ("b", "0.3")):
+        rows = "".join(f"{i}\t1\t1\t{radius}\t1\t0:00:01\n" for i in range(20))
+        (tmp_path / f"{name}.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + rows)
+    files = [tmp_path / "a.tsv", tmp_path / "b.tsv"]
+    described = [parse_description("sigma=0.25,n=10000,alpha=0.001")] * 2
+    contents = write_report(files, tmp_path / "out", ["md"], described=described, radii=[0, 0.8]).contents
+    cells = {c.key: cell for c, cell in zip(contents.table.columns, contents.table.groups[0][0], strict=True)}
+    assert (cells["acr"].text, cells["acr"].best) == ("0.800", True)
+    assert (cells["0.80"].text, cells["0.80"].best) == ("–", False)

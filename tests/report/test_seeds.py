@@ -99,10 +99,15 @@ def test_mean_and_sd_of_three_seeds(make_run: MakeRun, tmp_path: Path) -> None:
 def test_the_best_mean_is_marked(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [seeded(make_run, f"a{seed}", seed, 0.5 + 0.1 * seed) for seed in range(2)]
     runs += [seeded(make_run, f"b{seed}", seed, 1.0 + 0.1 * seed, epochs=3) for seed in range(2)]
-    write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
-    lines = (tmp_path / "out" / "report.md").read_text().split("Mean ± sd")[1].partition("## ")[0].splitlines()
-    marked = [("a\\*" in line, line.count("**")) for line in lines if "\\*" in line]
-    assert marked == [(True, 0), (False, 2)], "ACR by 0.26 with a standard error of 0.04; at radius 0 both have 100%"
+    third = [seeded(make_run, f"c{seed}", seed, 0.95 + 0.1 * seed, epochs=4) for seed in range(2)]
+
+    def marked(runs: list[Path]) -> list[int]:
+        write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
+        lines = (tmp_path / "out" / "report.md").read_text().split("Mean ± sd")[1].partition("## ")[0].splitlines()
+        return [line.count("**") for line in lines if "\\*" in line]
+
+    assert marked(runs) == [0, 2], "ACR by 0.26 with a standard error of 0.04; at radius 0 both have 100%"
+    assert marked([*runs, *third]) == [0, 0, 0], "the third mean is 0.03 below the second"
 
 
 @pytest.mark.parametrize(("seeds", "other_seeds"), [(2, 2), (2, 5), (3, 3), (5, 4)])

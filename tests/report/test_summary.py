@@ -111,6 +111,13 @@ def test_mixed_n_is_unknown_and_has_no_ceiling(other: int) -> None:
     assert summary.votes == 100 + other + 20
 
 
+def test_votes_that_a_rule_saves() -> None:
+    """3 x (10 + 1,000) votes against 110 + 110 + 1,010."""
+    rows = [image(0, 1, 1, 0.25, n=100), image(1, 2, 2, 0.25, n=100), image(2, 1, 1, 0.25)]
+    remarks = summarize(as_file(rows, **SETTINGS, radii=[0.25]), "until", []).remarks
+    assert remarks == ("sampled until radius 0.25 was decided", "2.5 times fewer votes than n for each image")
+
+
 def test_the_largest_radius_of_each_noise() -> None:
     """Closed forms at p = alpha^(1/n); radii beyond it are not reached, so tables have a dash there and not 0."""
     p = 0.001 ** (1 / 1000)

@@ -9,6 +9,7 @@ from smoothcert.certification.checks import ONE_SIDED, RANDOMIZED, bound_of
 from smoothcert.data import known_class_names
 from smoothcert.io.text import one_line
 from smoothcert.noise import NOISES, Gaussian
+from smoothcert.smoothing.bounds import SLACK
 from smoothcert.smoothing.cascade import stage_error
 from smoothcert.smoothing.certificate import largest_radius
 
@@ -56,7 +57,8 @@ def ceiling_of(file: CertificatesFile, sigma: float | None, n: int | None, alpha
     if sigmas := file.settings.get("cascade"):
         errors = [stage_error(n, n, stage, len(sigmas), alpha) for stage in range(len(sigmas))]
         return max(Gaussian(s).radius(error) for s, error in zip(sigmas, errors, strict=True))
-    return largest_radius(n, NOISES[noise_of(file)](sigma), alpha, bound_of(file.settings))
+    slack = SLACK if file.settings.get("sound") else 0.0
+    return largest_radius(n, NOISES[noise_of(file)](sigma), alpha, bound_of(file.settings), slack)
 
 
 def protocol_of(file: CertificatesFile, n: int | None, alpha: float | None) -> dict[str, object]:

@@ -169,7 +169,7 @@ class Summary:
         columns = self.file.columns
         if self.ceiling is None or self.apart or not columns.n.any():
             return None
-        return float((columns.correct & (columns.n > 0) & (columns.count == columns.n)).mean())
+        return float((columns.correct & (columns.count == columns.n)).mean())
 
     @property
     def limited_by_n(self) -> bool:

@@ -209,8 +209,8 @@ def _arranged(
 ) -> Layout:
     """The rows of `subjects` in groups by sigma (unknown last), then in the given order.
 
-    The cells of ranked columns for which `is_best` holds, with the group and the number of the subject in it, are
-    marked. Published rows are under those that have one; in CSV they are further columns.
+    The cells of ranked columns that have a value and for which `is_best` holds, with the group and the number of the
+    subject in it, are marked. Published rows are under those that have one; in CSV they are further columns.
     """
     if published is not None:
         columns = [*columns, *_published_columns(columns, published)]
@@ -219,7 +219,10 @@ def _arranged(
         rows: list[Row] = []
         for number, subject in enumerate(group):
             cells = [(column, column.cell(subject)) for column in columns]
-            row = tuple(replace(cell, best=c.ranked and is_best(group, number, c)) for c, cell in cells)
+            row = tuple(
+                replace(cell, best=c.ranked and cell.value is not None and is_best(group, number, c))
+                for c, cell in cells
+            )
             printed = None if published is None else published(subject)
             rows += [row] if printed is None else [row, *published_below(columns, row, printed)]
         groups.append(tuple(rows))
