@@ -1,5 +1,6 @@
 """A user's own network: certified, trained and predicted with through the command line, without registration."""
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -282,6 +283,18 @@ def test_user_network_in_a_file(workplace: Path, monkeypatch: pytest.MonkeyPatch
 
     assert "elsewhere" not in str(json.__file__)
     assert own_model("mine_for_test.py:small", 3)[1].out_features == 3
+
+
+def test_a_file_changed_in_the_same_second_is_imported_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python compares stored bytecode with a file by length and second only."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "mine.py"
+    for outputs in (3, 5):
+        file.write_text(f"from torch import nn\ndef build(): return nn.Linear(2, {outputs})")
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+        assert own_model(f"{file}:build", None).out_features == outputs
 
 
 def test_network_of_another_shape_is_refused_before_training(workplace: Path) -> None:
