@@ -37,6 +37,11 @@ def named_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)[:160]}".removesuffix(": ")
 
 
+def given_type(value: object) -> str:
+    """The type of `value`, for messages; "the class X" for a class X that was given in place of an object."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
 def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None, synonyms: Iterable[str] = ()) -> str:
     """The hint "did you mean a, b?" with up to three names: `synonyms`, then names of `known` that are similar.
 

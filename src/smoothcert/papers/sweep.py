@@ -44,6 +44,7 @@ def plan_runs(
 
     A run that `out` holds under another name, from a smaller sweep, is used.
     """
+    stored = stored_recipes(out)
     built: set[tuple[str, str]] = set()
     runs: list[RunState] = []
     for name, recipe in recipes.items():
@@ -54,7 +55,9 @@ def plan_runs(
             )
         images = resources.load(recipe, "train")
         indices = settings.selection(len(resources.load(recipe, "test"))).indices
-        folder = find_run(recipe, out, name)
+        folder = out / name
+        if not (folder / RECIPE).exists():
+            folder = next((other for other, known in stored.items() if not different_fields(known, recipe)), folder)
         check_request(recipe, images, folder, Team())
         if (recipe.model, recipe.dataset) not in built:
             new_model(recipe.model, InputSpec.of(images))  # refuses an unknown network, and one for other images
@@ -63,12 +66,10 @@ def plan_runs(
     return runs
 
 
-def find_run(recipe: TrainRecipe, out: Path, name: str) -> Path:
-    """Return the folder in `out` that holds a run of `recipe`, first the one called `name`; else `out / name`."""
-    if (out / name / RECIPE).exists():
-        return out / name
+def stored_recipes(out: Path) -> dict[Path, TrainRecipe]:
+    """Return the recipe of each run in the folder `out`, by the folder of the run."""
+    found: dict[Path, TrainRecipe] = {}
     for path in sorted(out.glob(f"*/{RECIPE}")):
         with suppress(RequestError, WorkError):  # a damaged file, or an imported model
-            if not different_fields(load_run_recipe(path), recipe):
-                return path.parent
-    return out / name
+            found[path.parent] = load_run_recipe(path)
+    return found

@@ -12,6 +12,7 @@ from smoothcert.data import Images, Split, load_dataset, refuse_data_code
 from smoothcert.data.torch_dataset import DatasetImages, images_from_dataset
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
+from smoothcert.io.text import given_type
 from smoothcert.models import MODELS, is_code
 from smoothcert.training.checkpoint import Run, code_warning, in_order_of_run, load_run
 from smoothcert.training.choices import Compiling, Tracker
@@ -60,8 +61,9 @@ def train(
             f"recipe: expected a TrainRecipe, got {type(recipe).__name__}; use preset(NAME) or TrainRecipe(...)"
         )
     if not isinstance(model, nn.Module | None):
-        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise RequestError(f"model: expected a torch module to train, got {given}; give an nn.Module with its weights")
+        raise RequestError(
+            f"model: expected a torch module to train, got {given_type(model)}; give an nn.Module with its weights"
+        )
     if not hasattr(evaluate_every, "__index__") or evaluate_every < 0:
         raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every!r}")
     if compile not in (known := get_args(Compiling)):

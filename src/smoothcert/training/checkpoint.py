@@ -27,7 +27,7 @@ from smoothcert.io.files import all_or_none, check_regular_file, remove_temporar
 from smoothcert.io.records import parse_recipe
 from smoothcert.io.references import same_reference
 from smoothcert.io.results import only_writer
-from smoothcert.io.text import named_error
+from smoothcert.io.text import given_type, named_error
 from smoothcert.models import (
     DENOISERS,
     build_model,
@@ -316,8 +316,9 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     """
     check_run_folder(folder)
     if not isinstance(model, nn.Module | None):
-        given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise RequestError(f"model: expected a torch module that receives the weights, got {given}; give an nn.Module")
+        raise RequestError(
+            f"model: expected a torch module that receives the weights, got {given_type(model)}; give an nn.Module"
+        )
     path = folder / MODEL
     file = read_model_file(path)
     built_in, same_code = model is None and code is None, None
