@@ -206,6 +206,7 @@ def possible(path: Path, settings: dict[str, object], *rows: str) -> None:
         ("0\t7\t7\tnan\t1\t0:00:01\t100\t200\t200\t7:200", "expected a radius >= 0, got nan"),
         ("0\t7\t7\t0.1\t1\tinf\t100\t200\t200\t7:200", "expected a time, got inf"),
         ("0\t7\tseven\t0.1\t1\t0:00:01\t100\t200\t200\t7:200", "column 'predict': expected an integer, got 'seven'"),
+        ("0\t7\t7\t0.1\t1\t0:00:01\t100\t2_00\t200\t7:200", "column 'n': expected an integer, got '2_00'"),
         ("0\t7\t7\t0,1\t1\t0:00:01\t100\t200\t200\t7:200", "column 'radius': expected a number, got '0,1'"),
         ("0\t7\t7\t0.1\tyes\t0:00:01\t100\t200\t200\t7:200", "column 'correct': expected an integer, got 'yes'"),
         ("0\t7\t7\t0.1\t1\t ,0:01\t100\t200\t200\t7:200", "column 'time': expected a time, got ' ,0:01'"),

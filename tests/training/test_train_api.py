@@ -85,6 +85,22 @@ def test_on_epoch_receives_the_run_and_the_metrics(tmp_path: Path, tiny_data: Im
     assert [line for _, line in seen] == metrics(tmp_path) == run.metrics
 
 
+@pytest.mark.parametrize(
+    ("on_epoch", "message"),
+    [
+        (lambda run: None, r"on_epoch: expected a function of \(run, metrics\), got one of \(run\); change its"),
+        (lambda run, *, metrics: None, r"got one of \(run, \*, metrics\); change its parameters$"),
+        (3, r"on_epoch: expected a function of \(run, metrics\), got int$"),
+    ],
+)
+def test_wrong_on_epoch_is_refused_before_training(
+    on_epoch: Any, message: str, tmp_path: Path, tiny_data: ImageData
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        sc.train(tiny_recipe(), tiny_data, tmp_path / "run", device="cpu", on_epoch=on_epoch)
+    assert not (tmp_path / "run").exists()
+
+
 def test_own_network_receives_the_trained_weights(tmp_path: Path, tiny_data: ImageData) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))

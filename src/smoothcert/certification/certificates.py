@@ -213,6 +213,8 @@ def _parse_votes(text: str) -> Votes:
 
 def _parsed(parse: Callable[[str], Number], text: str, column: str, expected: str) -> Number:
     try:
+        if "_" in text:  # which Python allows between digits
+            raise ValueError
         return parse(text)
     except ValueError:
         raise ValueError(f"column '{column}': expected {expected}, got '{text}'") from None

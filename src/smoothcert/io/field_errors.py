@@ -17,7 +17,7 @@ LETTERS = {
 """What papers call a hyper-parameter -> its field."""
 PLAIN_WORDS = {
     **{"greater than or equal to": "at least", "less than or equal to": "at most"},
-    "a valid tuple": "a list, such as [30, 60]",
+    "a valid tuple": "a list, such as [30, 60] or [] for none",
 }
 """Words of pydantic -> those of our messages."""
 

@@ -1,5 +1,6 @@
 """The Python interface of training: `smoothcert.train` and `smoothcert.load`."""
 
+import inspect
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,8 @@ def train(
         )
     if not hasattr(evaluate_every, "__index__") or evaluate_every < 0:
         raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every!r}")
+    if on_epoch is not None:
+        _check_takes_run_and_metrics(on_epoch)
     if compile not in (known := get_args(Compiling)):
         raise RequestError(f"compile: expected one of {', '.join(known)}, got {compile}; choose one of these")
     if model is not None and recipe.model in MODELS:
@@ -108,6 +111,22 @@ def train(
         on_note=on_note,
     )
     return load(out, code=recipe.model if is_code(recipe.model) and model is None else None, model=model)
+
+
+def _check_takes_run_and_metrics(on_epoch: Callable[..., Any]) -> None:
+    """Refuse before training what could not be called after the first epoch."""
+    if not callable(on_epoch):
+        raise RequestError(f"on_epoch: expected a function of (run, metrics), got {given_type(on_epoch)}")
+    try:
+        parameters = inspect.signature(on_epoch)
+    except ValueError:  # some built-in functions do not say
+        return
+    try:
+        parameters.bind(None, {})
+    except TypeError:
+        raise RequestError(
+            f"on_epoch: expected a function of (run, metrics), got one of {parameters}; change its parameters"
+        ) from None
 
 
 def _images(
