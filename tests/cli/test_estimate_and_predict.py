@@ -258,6 +258,7 @@ def test_all_commands_that_use_a_run_say_what_certify_says_about_it(
     check(said(*certified, "--n", 10), *about)
     check(said(*certified, "--n", 9, "--sigma", 64), *about, large, other, few_votes)
     check(said("doctor", "run", "--images", 10), *about)
+    check(said("analyze", "margins", "run", "--n", 10), *about)
     pytest.importorskip("fastapi")
     monkeypatch.setattr("smoothcert.certification.serve.server.serve", lambda *given: None)
     check(said("serve", "run", "--port", 0), *about)

@@ -1,7 +1,7 @@
 """Runs to compare: on the same test images, under the same noise, in forward passes that fit into memory."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,12 +130,14 @@ def load_compared_runs(
     image_size: int | None = None,
     load: DatasetReader | None = None,
     code: str | None = None,
+    on_run: Callable[[Run], None] = lambda run: None,
 ) -> ComparedRuns:
     """The runs in `folders`, all on the test images of `dataset`, by default of their training, under one noise.
 
     `sigma` is by default the one that the runs were trained with. Runs of another noise than the first are refused, and
     of other data or noise levels unless `dataset` or `sigma` chooses one. `load` reads the images, in folders with the
     side `image_size`, by default that of the training; `code` names the user's network as in `load_runs`.
+    `on_run` receives each run.
     """
     runs = load_runs(folders, code)
     _refuse_other(runs, "noise", "compare runs of one noise")
@@ -154,6 +156,7 @@ def load_compared_runs(
     images = with_known_classes(images, runs[0].spec.class_names)
     for run in runs:
         run.refuse_other_images(images)
+        on_run(run)
     named = dict(zip(names_of(folders), runs, strict=True))
     recipes = {name: run.recipe.model_dump(mode="json") for name, run in named.items()}
     labels = labels_of([NamedRun(name, run.recipe.method, recipes[name], (level, "")) for name, run in named.items()])

@@ -69,6 +69,8 @@ class Comparison(ImageOptions, FigureOptions):
             check_run_folder(run)
         refuse_absent_data(self.dataset)
         from smoothcert.analysis.compared_runs import load_compared_runs
+        from smoothcert.certification.subject import Subject
+        from smoothcert.cli.classifiers import print_about_runs
         from smoothcert.distributed import find_device
         from smoothcert.report.progress import print_data_notes
 
@@ -81,6 +83,7 @@ class Comparison(ImageOptions, FigureOptions):
             image_size=self.image_size,
             load=self.load,
             code=self.model,
+            on_run=lambda run: print_about_runs(Subject.of(run), console.note, console.warn),
         )
         print_data_notes(console, compared.data)
         return compared, output
