@@ -224,6 +224,18 @@ def test_notes_name_the_right_files_if_one_before_them_is_skipped(tmp_path: Path
     assert "1 of 2 files is grey, because ant/b.png is in colour" in coloured
 
 
+@pytest.mark.parametrize("announced", [3, 4])
+def test_many_files_are_announced(
+    tmp_path: Path, announced: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index in range(3):
+        write_photograph(tmp_path / f"cat/{index}.png", index)
+    monkeypatch.setattr("smoothcert.data.class_folders.ANNOUNCED", announced)
+    assert len(load_folder(tmp_path, "test")) == 3
+    line = f"note: reading the headers of 3 files in {tmp_path}\n"
+    assert capsys.readouterr() == ("", line if announced == 3 else "")
+
+
 def test_channels_can_be_chosen(tmp_path: Path) -> None:
     write_photograph(tmp_path / "a" / "grey.png", 0, mode="L")
     grey = load_folder(tmp_path, "test")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 from torch import Tensor
 
 from smoothcert.data.datasets import UNSPLIT, Split, refuse_absent_data, with_home
@@ -15,10 +16,13 @@ from smoothcert.data.decoding import Decoder, ImageHead, image_head
 from smoothcert.data.image_files import COMPOSITED, FileList, ImageFiles, note_about
 from smoothcert.data.images import ImageData
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.io.console import PlainConsole, leads, terminal_bar
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 ENDINGS = ", ".join(EXTENSIONS)
 IN_MEMORY_BYTES = 2_000_000_000
+ANNOUNCED = 20_000
+"""From this many files on, a line says that they are read: it takes seconds, or minutes for a million files."""
 LISTED = 100
 """Most unreadable files that a message names."""
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "test": ("test", "val")}
@@ -56,14 +60,15 @@ def load_folder(
     decoder = _decoder(files, heads, image_size, channels)
     in_memory = len(files) * math.prod(decoder.shape) <= in_memory_bytes
     images = torch.empty((len(files) if in_memory else 0, *decoder.shape), dtype=torch.uint8, device="cpu")
-    for index in heads if in_memory or skip_unreadable else ():
-        try:
-            pixels = torch.from_numpy(decoder.centre(files[index]))
-        except WorkError as error:
-            unreadable[index] = error
-            continue
-        if in_memory:
-            images[index].copy_(pixels)
+    with _bar() as bar:
+        for index in bar.track(heads if in_memory or skip_unreadable else (), description=f"decoding {root}"):
+            try:
+                pixels = torch.from_numpy(decoder.centre(files[index]))
+            except WorkError as error:
+                unreadable[index] = error
+                continue
+            if in_memory:
+                images[index].copy_(pixels)
     skipped: tuple[str, ...] = ()
     if unreadable:
         readable = [index for index in heads if index not in unreadable]
@@ -169,12 +174,20 @@ def _heads(files: FileList) -> tuple[dict[int, ImageHead], dict[int, WorkError]]
     """The header of each file, by index, and the errors of the files that cannot be used."""
     heads: dict[int, ImageHead] = {}
     unreadable: dict[int, WorkError] = {}
-    for index in range(len(files)):
-        try:
-            heads[index] = image_head(files[index])
-        except WorkError as error:
-            unreadable[index] = error
+    if len(files) >= ANNOUNCED:
+        PlainConsole(stderr=True).note(f"reading the headers of {len(files):,} files in {files.root}")
+    with _bar() as bar:
+        for index in bar.track(range(len(files)), description=f"reading headers in {files.root}"):
+            try:
+                heads[index] = image_head(files[index])
+            except WorkError as error:
+                unreadable[index] = error
     return heads, unreadable
+
+
+def _bar() -> Progress:
+    """A progress bar for many files, if this is a terminal; it disappears at the end."""
+    return terminal_bar(MofNCompleteColumn(), TimeRemainingColumn(), shown=leads(), transient=True)
 
 
 def _decoder(files: FileList, heads: dict[int, ImageHead], image_size: int | None, channels: int | None) -> Decoder:
