@@ -12,7 +12,7 @@ from smoothcert.cli.options import (
     Device,
     Precision,
     Seed,
-    check_name,
+    check_file_name,
     command_line,
     console,
     count_option,
@@ -72,17 +72,17 @@ def attack(
     }
     if certificates is not None:
         check_file(certificates, "a certificates file")
-    check_name(name)
+    check_file_name(name)
     from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import Selection
-    from smoothcert.cli.certify_targets import default_folder, if_elsewhere, subject_for_images
+    from smoothcert.cli.certify_targets import if_elsewhere, results_folder, subject_for_images
     from smoothcert.cli.classifiers import print_about_runs
     from smoothcert.distributed import find_device
     from smoothcert.report.progress import print_data_notes, status_bar
 
     torch_device = find_device(device)
-    folder = out or default_folder(request.kind, folders)
+    folder = out or results_folder(request.kind, folders)
     places = [folder, *(folders[:1] if not request.kind else ())]
     source = certificates or only_certificates(places, denoised=request.denoiser is not None)
     certified = None if source is None else read_certificates(source)

@@ -13,6 +13,7 @@ from smoothcert.cli.options import DATASET, Epochs, console
 from smoothcert.data.datasets import DatasetReader, refuse_absent_data, refuse_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.field_errors import LETTERS
+from smoothcert.training.run_folder import RECIPE
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.objectives.base import Objective
@@ -49,7 +50,7 @@ class RecipeOptions:
         if self.preset is not None:
             return self.preset.replace("/", "-") + ("" if sigma is None else f"-{sigma:g}")
         if self.recipe is not None:
-            return self.recipe.parent.name if self.recipe.name == "recipe.yaml" else self.recipe.stem
+            return self.recipe.parent.name if self.recipe.name == RECIPE else self.recipe.stem
         if self.dataset is None or self.objective is None or sigma is None:
             return None
         kind, _, path = self.dataset.partition(":")

@@ -21,7 +21,7 @@ from smoothcert.training.checkpoint import InputSpec, load_run, read_model_file
 from smoothcert.training.own_code import changed_code, code_of, moved_code
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.resume import refuse_other_recipe
-from smoothcert.training.run_folder import MODEL, RECIPE
+from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class RunState:
     @property
     def certificates(self) -> Path:
         """The certificates file, plain or compressed."""
-        return existing_form(self.folder / "certificates" / f"test-n{self.settings.n}.tsv")
+        return existing_form(self.folder / CERTIFICATES / f"test-n{self.settings.n}.tsv")
 
     @property
     def trained(self) -> bool:
