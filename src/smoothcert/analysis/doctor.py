@@ -69,9 +69,14 @@ class Diagnosis:
         """Whether nothing was found."""
         return not self.findings
 
+    @property
+    def accuracies(self) -> tuple[tuple[float, float], ...]:
+        """(sigma, accuracy), by rising sigma from 0: the clean accuracy."""
+        return ((0.0, self.clean_accuracy), *self.accuracy_under_noise)
+
     def accuracy(self, sigma: float) -> float:
         """The accuracy at one of the measured noise levels; 0 is the clean accuracy."""
-        known = {0.0: self.clean_accuracy, **dict(self.accuracy_under_noise)}
+        known = dict(self.accuracies)
         if sigma not in known:
             raise RequestError(f"sigma: expected one of {', '.join(f'{s:g}' for s in known)}, got {sigma:g}")
         return known[sigma]
@@ -83,10 +88,10 @@ class Diagnosis:
 
         title = plain(f"{self.model} on {self.images:,} images of {dataset_name(self.dataset)}")
         figure, axes = one_panel(4.8, 3.2, title, "σ: standard deviation of the noise", "accuracy under noise (%)")
-        points = [(0.0, self.clean_accuracy), *self.accuracy_under_noise]
-        sigmas = [sigma for sigma, _ in points]
-        accuracies = [100 * accuracy for _, accuracy in points]
-        axes.plot(sigmas, accuracies, color=FIRST, marker="o", markersize=4, clip_on=False)
+        sigmas, accuracies = zip(*self.accuracies, strict=True)
+        axes.plot(
+            sigmas, [100 * accuracy for accuracy in accuracies], color=FIRST, marker="o", markersize=4, clip_on=False
+        )
         axes.axvline(self.sigma, color=GREY, linewidth=1, linestyle="--", zorder=1)
         axes.text(self.sigma, 98, f" chosen σ = {self.sigma:g}", ha="left", va="top", fontsize=8, color=GREY)
         axes.set_ylim(0, 100)

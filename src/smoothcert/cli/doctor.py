@@ -130,8 +130,7 @@ def doctor(
         show_ways_forward(diagnosis, *ways, adaptation)
     elif "batch-statistics" in codes and adaptation is not None:
         console.print(f"next: {adaptation}")
-    measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
-    written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
+    written = output.write({"csv": csv_text([("sigma", "accuracy"), *diagnosis.accuracies])}, diagnosis.plot)
     few = f", but {diagnosis.images} images show large faults only" if diagnosis.images < ENOUGH_IMAGES else ""
     console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else f"; nothing was found{few}"))
     if diagnosis.healthy:
@@ -141,8 +140,8 @@ def doctor(
 def show(diagnosis: "Diagnosis") -> None:
     """Print the table of accuracies and the findings."""
     console.print(f"{diagnosis.model} on {diagnosis.images} images of {diagnosis.dataset}")
-    measured = ((0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise)
-    show_table(["sigma", "accuracy"], [(f"{sigma:.3g}", f"{accuracy:.1%}") for sigma, accuracy in measured])
+    rows = [(f"{sigma:.3g}", f"{accuracy:.1%}") for sigma, accuracy in diagnosis.accuracies]
+    show_table(["sigma", "accuracy"], rows)
     for number, finding in enumerate(diagnosis.findings, start=1):
         console.print(f"{number}. {finding.code}: {finding.problem}")
         console.print(f"what to do: {finding.advice}")
