@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,7 +103,7 @@ def choose_recipe(
     from smoothcert.papers.presets import FINETUNE, PRESETS
     from smoothcert.papers.presets import preset as find_preset
     from smoothcert.training.recipe import load_run_recipe, load_train_recipe, with_overrides
-    from smoothcert.training.user_objective import load_objective, refuse_objective_code
+    from smoothcert.training.user_objective import load_objective
 
     file = options.recipe
     if options.preset is not None and file is not None:
@@ -128,27 +128,37 @@ def choose_recipe(
         console.note(f"defaults without a preset: {choices}; --set changes them")
     if trained and (better := f"{options.preset}{FINETUNE}") in PRESETS:
         console.note(f"{options.preset} has the learning rates for random weights; with --init give {better}")
-    refuse_absent_data(final.dataset)
-    if file is not None and "dataset" not in changed:
-        refuse_data_code(file, final.dataset)
-    if file is not None and not changed & {"objective", "objective.name"}:
-        refuse_objective_code(file, final)
-    # torch is imported when the request is known to be right.
-    from smoothcert.models import check_name, check_own_code, is_known
-    from smoothcert.training.checkpoint import refuse_code
-
-    if continued and "model" not in changed and not is_known(final.model):
-        raise RequestError(
-            f"{file}: its network {final.model} was given to `train` in Python; continue it there: "
-            "train(recipe, data, out, model=network, resume=True)"
-        )
-    check_name(final.model)  # before data are downloaded
-    if file is not None and "model" not in changed:
-        refuse_code(file, final.model, None)
-    check_own_code(final.model)
+    check_references(final, file, changed, continued=continued)
     loaded = load_objective(final)
     note_other_defaults(chosen.objective, loaded.objective)
     return loaded
+
+
+def check_references(recipe: "TrainRecipe", file: Path | None, given: Collection[str], *, continued: bool) -> None:
+    """Refuse absent data, an unknown network, and code that only the recipe `file` names, not the user.
+
+    `given` are the keys of the fields that the user gives. This is done before data are downloaded.
+    """
+    from smoothcert.training.user_objective import refuse_objective_code
+
+    refuse_absent_data(recipe.dataset)
+    if file is not None and "dataset" not in given:
+        refuse_data_code(file, recipe.dataset)
+    if file is not None and "objective" not in given and "objective.name" not in given:
+        refuse_objective_code(file, recipe)
+    # torch is imported when the rest of the request is known to be right.
+    from smoothcert.models import check_name, check_own_code, is_known
+    from smoothcert.training.checkpoint import refuse_code
+
+    if continued and "model" not in given and not is_known(recipe.model):
+        raise RequestError(
+            f"{file}: its network {recipe.model} was given to `train` in Python; continue it there: "
+            "train(recipe, data, out, model=network, resume=True)"
+        )
+    check_name(recipe.model)
+    if file is not None and "model" not in given:
+        refuse_code(file, recipe.model, None)
+    check_own_code(recipe.model)
 
 
 def note_other_defaults(replaced: "Objective", objective: "Objective") -> None:
