@@ -226,7 +226,7 @@ def test_classes_that_training_does_not_have(tmp_path: Path) -> None:
     write_sorted_val(tmp_path)
     write_photograph(tmp_path / "train" / "n01440764" / "a.JPEG", 0)
     with pytest.raises(
-        RequestError, match="expected the classes of the training folder alone, got n02119789, n03000684"
+        RequestError, match="expected the classes of the training folder alone, got n02119789 and n03000684"
     ):
         load("test", tmp_path)
     flat = tmp_path / "flat"
