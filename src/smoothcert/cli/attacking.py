@@ -24,7 +24,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import result_files
 from smoothcert.io.files import check_inside
 from smoothcert.io.results import stored_settings
-from smoothcert.training.run_folder import CERTIFICATES, RECIPE, check_file
+from smoothcert.training.run_folder import ATTACKS, CERTIFICATES, RECIPE, check_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.certification.attack_file import AttacksFile
@@ -90,7 +90,7 @@ def attack(
     subject = subject_for_images(request, folders, level, console)
     elsewhere = if_elsewhere(subject, request.init, folder)
     first = next(iter(subject.runs), None)
-    path = folder / "attacks" / f"{name}.tsv"
+    path = folder / ATTACKS / f"{name}.tsv"
     check_inside(path, folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
     images = request.images(first)

@@ -21,7 +21,7 @@ from smoothcert.training.checkpoint import InputSpec, load_run, read_model_file
 from smoothcert.training.own_code import changed_code, code_of, moved_code
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.resume import refuse_other_recipe
-from smoothcert.training.run_folder import CERTIFICATES, MODEL, RECIPE
+from smoothcert.training.run_folder import MODEL, RECIPE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class RunState:
     images_done: int = 0
     seconds: float = 0.0
     problem: str | None = None
-    """The damage of a file because of which the folder cannot be used."""
+    """Why the folder cannot be used: a file in it is damaged."""
     changed_code: tuple[str, ...] = ()
     """The user's own objective, network and data set whose files have changed since all epochs were trained."""
 
@@ -62,7 +62,7 @@ class RunState:
     @property
     def certificates(self) -> Path:
         """The certificates file, plain or compressed."""
-        return existing_form(self.folder / CERTIFICATES / f"test-n{self.settings.n}.tsv")
+        return existing_form(self.settings.default_path(self.folder, None))
 
     @property
     def trained(self) -> bool:
