@@ -26,7 +26,7 @@ from smoothcert.training.choices import LARGEST_SIGMA, Bound, NoiseName
 from smoothcert.training.run_folder import CERTIFICATES
 
 BATCHES_AT_ONCE = 20
-"""Approximate number of forward passes between two writes to the file: what a kill costs when n is small."""
+"""Approximate number of forward passes between two writes to the file: the work that a kill loses when n is small."""
 SELECTION = ("skip", "max_images", "shard")
 """Fields that choose images: a certificate does not depend on them."""
 

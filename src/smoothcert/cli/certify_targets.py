@@ -126,14 +126,14 @@ def certify_target(
         print_notes(request, target, images)
     with status_bar(f"certify {target.folder.name}", request.console.quiet) as show:
 
-        def judge(accuracy: NoiseAccuracy) -> None:
+        def on_accuracy(accuracy: NoiseAccuracy) -> None:
             # Nothing is refused from here on. Reports read the recipe next to the certificates.
             if target.elsewhere is not None:
                 target.elsewhere.recipe.save(target.folder / RECIPE)
-            if accuracy.warning is None and target.first is None:  # nobody has seen it: it was not trained here
+            if accuracy.warning is None and target.first is None:  # of a run, the training has shown it
                 show.note(str(accuracy))
 
-        def announce(estimate: CertificationEstimate) -> None:
+        def on_estimate(estimate: CertificationEstimate) -> None:
             if estimate.long:
                 show.note(estimate.in_words(settings, len(images)))
 
@@ -142,8 +142,8 @@ def certify_target(
             device=device,
             team=group,
             on_progress=show,
-            on_accuracy=judge,
-            on_estimate=announce,
+            on_accuracy=on_accuracy,
+            on_estimate=on_estimate,
             on_warning=show.warn,
             wanted_radius=request.radius,
         )
