@@ -95,7 +95,7 @@ class ReportRequest:
     def choices(self) -> "Choices":
         """Return what `write_report` takes; wrong radii, descriptions and tables are refused."""
         from smoothcert.report import Choices, LatexTable
-        from smoothcert.report.other_tools import parse_description
+        from smoothcert.report.descriptions import parse_description
 
         published = None
         if self.paper is not None:

@@ -16,10 +16,10 @@ from smoothcert.io.console import PlainConsole
 from smoothcert.io.written_files import is_as_written, refuse_foreign_files, stored_request, write_files
 from smoothcert.report.check import request_for
 from smoothcert.report.contents import TRIAL, Choices, Contents, LatexTable, checked_radii, read_contents
+from smoothcert.report.descriptions import parse_description
 from smoothcert.report.document import TEXT_FILES, TEXTS, terminal_report
 from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.locate import find_certificates
-from smoothcert.report.other_tools import parse_description
 from smoothcert.report.paired import Difference
 from smoothcert.report.published import Published
 from smoothcert.report.summary import Summary, summarize
