@@ -422,6 +422,7 @@ def test_settings_inside_settings_are_refused(report: Report, make_run: MakeRun,
         b"objective: gaussian\nsigma: 0.5\n",  # a name alone, as a recipe may have it
         b"objective: [1]\n",
         b"objective: {name: 5}\n",
+        b"model: [1]\n",
     ],
 )
 def test_a_damaged_recipe_is_no_traceback(report: Report, make_run: MakeRun, recipe: bytes) -> None:
