@@ -300,6 +300,8 @@ def test_radii_that_votes_do_not_show_under_each_rule_are_refused(tmp_path: Path
         {"radii": ["a"]},
         {"n": 10**30},
         {"label_aware": "yes"},
+        {"seed": [1]},
+        {"images_sha256": {"a": 1}},
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, settings: dict[str, object]) -> None:
