@@ -33,8 +33,8 @@ def images() -> Tensor:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seed": 1.5}, "seed: expected an integer >= 0, got 1.5"),
-        ({"seed": "a"}, "seed: expected an integer >= 0, got 'a'"),
+        ({"seed": 1.5}, "seed: expected an integer of at least 0, got 1.5"),
+        ({"seed": "a"}, "seed: expected an integer of at least 0, got 'a'"),
         ({"indices": 5}, r"indices: expected integers >= 0, such as range\(10\) or \[3, 5\], got 5"),
         ({"indices": [0, 1.5, 2, 3]}, r"indices: expected integers >= 0.*got \[0, 1.5, 2, 3\]"),
         ({"indices": torch.rand(4)}, r"got torch.float32 \[4\]"),

@@ -23,7 +23,7 @@ from smoothcert.certification.certificates import (
 from smoothcert.certification.checks import RowLimits, bound_of, check_settings
 from smoothcert.certification.recertify import bounded_again, recertify
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.results import settings_path
+from smoothcert.io.results import differing_settings, settings_path
 from smoothcert.noise import NOISES
 from smoothcert.smoothing.bounds import error_upper_bound
 from smoothcert.smoothing.certificate import Certificate, certificate_of_class, sorted_votes
@@ -153,6 +153,12 @@ def test_damaged_settings_are_refused(tmp_path: Path) -> None:
     settings_path(path).write_text("{")
     with pytest.raises(WorkError, match=r"a\.json: damaged.*; restore it$"):
         write(path, 1)
+
+
+@pytest.mark.parametrize("digest", [5, {"a": 1}, None])
+def test_a_stored_digest_of_another_type_differs(digest: object) -> None:
+    (line,) = differing_settings({"weights_sha256": digest}, {"weights_sha256": "0123456789abcdef"})
+    assert line == f"weights_sha256: the file has {digest!r}, the request '0123456789ab'"
 
 
 def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
@@ -294,6 +300,8 @@ def test_radii_that_votes_do_not_show_under_each_rule_are_refused(tmp_path: Path
         {"radii": ["a"]},
         {"n": 10**30},
         {"label_aware": "yes"},
+        {"seed": [1]},
+        {"images_sha256": {"a": 1}},
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, settings: dict[str, object]) -> None:

@@ -11,7 +11,7 @@ from PIL import ExifTags, Image
 from scipy.io import savemat
 
 from smoothcert.certification.subject import data_settings
-from smoothcert.data import DATASETS, load_dataset, silent
+from smoothcert.data import DATASETS, load_dataset
 from smoothcert.data.image_files import FileList
 from smoothcert.data.imagenet import difference, load
 from smoothcert.errors import RequestError, WorkError
@@ -55,7 +55,7 @@ def write_meta(path: Path, wnids: list[str]) -> None:
 def test_class_folders(tmp_path: Path, below: str) -> None:
     write_train(tmp_path / below)
     write_sorted_val(tmp_path / below)
-    train, test = (load_dataset("imagenet", split, tmp_path, on_note=silent) for split in ("train", "test"))
+    train, test = (load_dataset("imagenet", split, tmp_path, on_note=lambda text: None) for split in ("train", "test"))
     assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert [train.files[index].parent.name for index in (0, 2, 4)] == SORTED
     assert test.labels.tolist() == [0, 1, 1, 2, 2]
@@ -80,7 +80,7 @@ def test_images_are_not_turned_by_their_metadata(tmp_path: Path, orientation: in
     for path in paths:
         path.parent.mkdir(parents=True)
         Image.fromarray(photograph).save(path, "JPEG", exif=exif)
-    train, test = (load_dataset("imagenet", split, tmp_path, on_note=silent) for split in ("train", "test"))
+    train, test = (load_dataset("imagenet", split, tmp_path, on_note=lambda text: None) for split in ("train", "test"))
     with Image.open(paths[0]) as image:
         plain = image.convert("RGB").resize((303, 256), Image.Resampling.BILINEAR).crop((40, 16, 264, 240))
     expected = np.asarray(plain).transpose(2, 0, 1)
@@ -226,7 +226,7 @@ def test_classes_that_training_does_not_have(tmp_path: Path) -> None:
     write_sorted_val(tmp_path)
     write_photograph(tmp_path / "train" / "n01440764" / "a.JPEG", 0)
     with pytest.raises(
-        RequestError, match="expected the classes of the training folder alone, got n02119789, n03000684"
+        RequestError, match="expected the classes of the training folder alone, got n02119789 and n03000684"
     ):
         load("test", tmp_path)
     flat = tmp_path / "flat"

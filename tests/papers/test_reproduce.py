@@ -567,13 +567,15 @@ def test_processes_share_the_cores_and_report_their_end(tmp_path: Path, monkeypa
 
 
 def test_runs_trained_together_equal_runs_trained_alone(tmp_path: Path, sample: Path) -> None:
-    """Two of them, and a third whose batches are larger than the data, which fails alone."""
+    """Two of them; one whose batches are larger than the data, and one whose data are not there, fail alone."""
+    data = (sample, sample, sample, tmp_path / "absent.npz")
     runs = [
-        replace(run, recipe=tiny_recipe(dataset=f"npz:{sample}", epochs=1, seed=seed, batch_size=size))
-        for run, seed, size in zip(runs_in(tmp_path, 3), (0, 1, 2), (64, 64, 512), strict=True)
+        replace(run, recipe=tiny_recipe(dataset=f"npz:{path}", epochs=1, seed=seed, batch_size=size))
+        for run, path, seed, size in zip(runs_in(tmp_path, 4), data, (0, 1, 2, 3), (64, 64, 512, 64), strict=True)
     ]
     failed = work.train_runs(runs, request(jobs=2), QUIET)
-    assert list(failed) == [runs[2].folder]
+    assert failed.keys() == {runs[2].folder, runs[3].folder}
+    assert "expected a file, got nothing at" in failed[runs[3].folder]
     assert "batch_size: expected at most the 256 training images, got 512" in failed[runs[2].folder]
     work.train_run(replace(runs[1], folder=tmp_path / "alone"), request())
     together, alone = (load_run(folder).model.state_dict() for folder in (runs[1].folder, tmp_path / "alone"))

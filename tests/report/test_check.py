@@ -170,10 +170,12 @@ def test_reports_without_a_stored_request(report: Report) -> None:
     assert (code, err.count("\n")) == (2, 1)
     assert "give its runs and options too: `smoothcert report RUNS --check out`" in err
     assert report("a", "b", "--radii", "0,0.5", "--title", "Mine", "--check", "out")[0] == 0
-    stored["request"] = {"runs": 3}
-    manifest.write_text(json.dumps(stored))
-    code, _, err = report("--check", "out")
-    assert (code, err.count("\n")) == (1, 1)
+    for damaged in ({"runs": 3}, {"runs": []}, {"runs": ["../a"], "radii": 5}, {"runs": ["../a"], "paper": ["x"]}):
+        stored["request"] = damaged
+        manifest.write_text(json.dumps(stored))
+        code, _, err = report("--check", "out")
+        assert (code, err.count("\n")) == (1, 1), damaged
+        assert "the stored request of the report is damaged" in err
     code, _, err = report("--check", "nowhere")
     assert (code, err.count("\n")) == (2, 1)
     code, _, err = report("a", "--check", "a")

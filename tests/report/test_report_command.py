@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -16,7 +17,7 @@ from tiny import tiny_recipe
 import smoothcert
 from smoothcert.papers.tables import published_acr
 
-from .conftest import MakeRun, image, images
+from .conftest import PLAIN, MakeRun, image, images
 
 Report = Callable[..., tuple[int, str, str]]
 
@@ -307,6 +308,22 @@ def test_python_writes_the_report_of_the_command(report: Report, make_run: MakeR
     assert report("--check", tmp_path / "python")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [({}, [0.4, 0.1, None]), ({"radii": [0.25, 0.5], "hold_back": False}, [0.4, None, None])],
+    ids=["1,000 votes show at most 1.23 at sigma 0.5", "a sequential rule shows nothing beyond its largest radius"],
+)
+def test_python_has_no_number_where_the_tables_have_a_dash(
+    make_run: MakeRun, tmp_path: Path, rule: dict[str, Any], expected: list[float | None]
+) -> None:
+    rows = images([(label, predict, min(r, rule["radii"][-1]) if rule else r) for label, predict, r in PLAIN])
+    (row,) = smoothcert.report(make_run("mine", rows, **rule), radii=(0.5, 1, 1.5), out=tmp_path, formats="csv, md")
+    assert [row[f"certified_accuracy_{radius}"] for radius in ("0.5", "1", "1.5")] == expected
+    (cells,) = csv.DictReader((tmp_path / "report.csv").open())
+    written = [cells[radius] for radius in ("0.50", "1.00", "1.50")]
+    assert written == ["" if share is None else f"{100 * share:g}" for share in expected]
+
+
 def test_certificates_under_other_noise_than_in_training_are_noted(report: Report, make_run: MakeRun) -> None:
     rows = images([(3, 3, 0.1), (1, 1, 0.05)])
     runs = [
@@ -402,6 +419,10 @@ def test_settings_inside_settings_are_refused(report: Report, make_run: MakeRun,
         b"objective: {1: a, b: c}\nseed: 0\n",
         b"sigma: .nan\nseed: 1e400\n",
         b"x" * 2_000_000,
+        b"objective: gaussian\nsigma: 0.5\n",  # a name alone, as a recipe may have it
+        b"objective: [1]\n",
+        b"objective: {name: 5}\n",
+        b"model: [1]\n",
     ],
 )
 def test_a_damaged_recipe_is_no_traceback(report: Report, make_run: MakeRun, recipe: bytes) -> None:

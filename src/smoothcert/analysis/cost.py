@@ -154,8 +154,11 @@ def _runs_at_once(provenance: Mapping[str, Any]) -> int:
 
 def _certified(folder: Path, sigma: float) -> tuple[float | None, int | None]:
     """ACR and number of images of the run's certificates at `sigma`; of several files the one with most images, then
-    with the shortest name: names of files with other rules are longer. ACRs of another kind (radii in L1 or with luck,
-    votes that stopped at a radius, wrong images left out, a denoiser in front) are not used."""
+    with the shortest name: names of files with other rules are longer.
+
+    Files whose ACR means something else are not used: radii in L1 or of a randomized bound, votes that stopped at a
+    radius, wrong images that were left out, a denoiser in front.
+    """
     files = [read_certificates(path) for path in result_files(folder / CERTIFICATES)]
     plain_files = [
         file

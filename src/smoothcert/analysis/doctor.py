@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 SIGMAS = (0.12, 0.25, 0.5, 1.0)
 """Noise levels of the table, besides the requested one."""
-EXPLAINED = (
+CORRECTED_FIRST = (
     *("images-range", "images-normalised", "input-range", "normalisation"),
-    *("channel-order", "label-order", "sigma-units"),
+    *("batch-statistics", "channel-order", "label-order", "sigma-units"),
 )
 """Findings that make the accuracy under noise meaningless until they are corrected."""
 
@@ -69,9 +69,14 @@ class Diagnosis:
         """Whether nothing was found."""
         return not self.findings
 
+    @property
+    def accuracies(self) -> tuple[tuple[float, float], ...]:
+        """(sigma, accuracy), by rising sigma from 0: the clean accuracy."""
+        return ((0.0, self.clean_accuracy), *self.accuracy_under_noise)
+
     def accuracy(self, sigma: float) -> float:
         """The accuracy at one of the measured noise levels; 0 is the clean accuracy."""
-        known = {0.0: self.clean_accuracy, **dict(self.accuracy_under_noise)}
+        known = dict(self.accuracies)
         if sigma not in known:
             raise RequestError(f"sigma: expected one of {', '.join(f'{s:g}' for s in known)}, got {sigma:g}")
         return known[sigma]
@@ -83,10 +88,10 @@ class Diagnosis:
 
         title = plain(f"{self.model} on {self.images:,} images of {dataset_name(self.dataset)}")
         figure, axes = one_panel(4.8, 3.2, title, "σ: standard deviation of the noise", "accuracy under noise (%)")
-        points = [(0.0, self.clean_accuracy), *self.accuracy_under_noise]
-        sigmas = [sigma for sigma, _ in points]
-        accuracies = [100 * accuracy for _, accuracy in points]
-        axes.plot(sigmas, accuracies, color=FIRST, marker="o", markersize=4, clip_on=False)
+        sigmas, accuracies = zip(*self.accuracies, strict=True)
+        axes.plot(
+            sigmas, [100 * accuracy for accuracy in accuracies], color=FIRST, marker="o", markersize=4, clip_on=False
+        )
         axes.axvline(self.sigma, color=GREY, linewidth=1, linestyle="--", zorder=1)
         axes.text(self.sigma, 98, f" chosen σ = {self.sigma:g}", ha="left", va="top", fontsize=8, color=GREY)
         axes.set_ylim(0, 100)
@@ -190,7 +195,7 @@ def _findings(
         check_enlarged(examined.images) if outside is None else None,
     ]
     present = [finding for finding in findings if finding is not None]
-    if any(finding.code in EXPLAINED or finding.code == "batch-statistics" for finding in present):
+    if any(finding.code in CORRECTED_FIRST for finding in present):
         return present
     text = f"clean accuracy {measured.clean:.0%}, under noise of sigma {sigma:g} {measured.noisy:.0%}"
     if measured.fault == "chance":
@@ -228,24 +233,24 @@ def _gather(data: Any, count: int) -> tuple[Tensor, Tensor, object]:
     if isinstance(data, Images):
         return *data.batch(spread(len(data), count)), data
     source = Batches.of(_spread(data, count))
-    images_, labels_ = [], []
+    images, labels = [], []
     for batch in source.batches:
         part, classes = inputs_and_labels(batch)
         if not isinstance(part, Tensor) or classes is None:
             raise RequestError("data: expected batches (images, labels) of tensors, got none with labels; add them")
-        images_.append(part.float())
-        labels_.append(classes.long())
-        if sum(map(len, labels_)) >= count:
+        images.append(part.float())
+        labels.append(classes.long())
+        if sum(map(len, labels)) >= count:
             break
-    if not images_:
+    if not images:
         raise RequestError("data: expected batches (images, labels), got none")
-    if len(shapes := {tuple(part.shape[1:]) for part in images_}) > 1:
+    if len(shapes := {tuple(part.shape[1:]) for part in images}) > 1:
         given = " and ".join(str(list(shape)) for shape in sorted(shapes))
         raise RequestError(f"data: expected images of one shape, got {given}; resize them")
-    if not all(bool(part.isfinite().all()) for part in images_):
+    if not all(bool(part.isfinite().all()) for part in images):
         raise RequestError("data: expected finite pixels, got NaN or infinity; check the data set")
     dataset = data.dataset if isinstance(data, DataLoader) else data
-    return torch.cat(images_)[:count], torch.cat(labels_)[:count], replace(source, name=type(dataset).__name__)
+    return torch.cat(images)[:count], torch.cat(labels)[:count], replace(source, name=type(dataset).__name__)
 
 
 def _spread(data: Any, count: int) -> Any:

@@ -26,8 +26,10 @@ SAME_IF_BOTH_HAVE_IT = (
     *("dataset", "split", "images_sha256"),
     *("noise", "sigma", "sound", "precision", "weights_sha256", "classes_sha256"),
 )
+"""Settings in which certificates and attacks must agree: otherwise they are about other images or classifiers. One that
+only one of the two files records is not compared."""
 SAME_OR_IN_NEITHER = ("consensus", "denoiser", "cascade")
-"""Settings in which certificates and attack must agree; otherwise they describe other images or classifiers."""
+"""Settings that must be equal, or absent in both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from smoothcert.io.compressed import COMPRESSED, PLAIN, read_content, result_fil
 from smoothcert.io.results import ResultWriter, read_settings, settings_path, write_settings
 from smoothcert.io.text import one_line
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate, Votes
+from smoothcert.training.run_folder import CERTIFICATES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -293,7 +294,7 @@ def read_certificates(path: str | Path) -> CertificatesFile:
     """
     path = Path(path)
     if path.is_dir():
-        names = [file.relative_to(path).as_posix() for file in result_files(path) + result_files(path / "certificates")]
+        names = [file.relative_to(path).as_posix() for file in result_files(path) + result_files(path / CERTIFICATES)]
         given = f"give one of its files, such as {names[0]}" if names else f"give {KIND}"
         raise RequestError(f"{path}: expected a certificates file, got a folder; {given}")
     # Other tools may end a finished file without a newline; files with settings next to them never end so.

@@ -154,7 +154,7 @@ def certify_dataset(
     for text in warnings_about(subject, prepared, images, whole, wanted_radius) if team.leads else ():
         on_warning(text)
 
-    def judge(accuracy: NoiseAccuracy) -> None:
+    def report_accuracy(accuracy: NoiseAccuracy) -> None:
         if accuracy.warning is not None:
             on_warning(accuracy.warning)
         on_accuracy(accuracy)
@@ -165,7 +165,7 @@ def certify_dataset(
             stack.enter_context(plain_while_written(path))
         stack.enter_context(fitting_into_memory(prepared.recipe.batch_size))
         work = Certification(prepared, images, team, on_estimate)
-        work.write(plain_form(path), chosen, about, provenance, on_progress, judge)
+        work.write(plain_form(path), chosen, about, provenance, on_progress, report_accuracy)
     team.wait()
     return read_certificates(existing_form(path))
 

@@ -64,6 +64,7 @@ SETTINGS: Mapping[str, _Check] = {
     **dict.fromkeys(("sigma", "training_sigma"), _SIGMA),
     **dict.fromkeys(("n", "n0"), _VOTES),
     **dict.fromkeys(("model", "objective", "dataset", "split", "precision", "device"), _TEXT),
+    **dict.fromkeys(("images_sha256", "weights_sha256", "classes_sha256"), _TEXT),
     **dict.fromkeys(("hold_back", "label_aware", "sound"), _FLAG),
     "alpha": ("a number between 0 and 1", lambda v: _is_number(v) and 0 < v < 1),
     "noise": (f"one of {', '.join(NOISES)}", lambda v: isinstance(v, str) and v in NOISES),
@@ -73,6 +74,7 @@ SETTINGS: Mapping[str, _Check] = {
     "certificates": ("a mapping", lambda v: isinstance(v, dict) and _is_number(v.get("alpha") or 0)),
     "cascade": ("a list of falling sigmas", _are_falling_sigmas),
     "num_classes": ("an integer above 0", lambda v: _is_integer(v) and v > 0),
+    "seed": ("an integer of at least 0", lambda v: _is_integer(v) and v >= 0),
 }
 """Expected values of the settings next to a result file, if they are present; null stands for "not used"."""
 

@@ -105,7 +105,8 @@ FITTING: Mapping[str, Callable[[Run], object]] = {
     "data set": lambda run: full_name(run.recipe.dataset),
     "noise": lambda run: run.recipe.noise,
 }
-"""What all members of an ensemble or a cascade must share; None is not known, as the class names of a checkpoint."""
+"""What all members of an ensemble or a cascade must share; None stands for unknown, such as the class names of a
+checkpoint."""
 
 
 def spec_of(runs: Sequence[Run]) -> InputSpec:

@@ -65,8 +65,8 @@ def checked_indices(indices: Iterable[Any]) -> list[int]:
 
 def noise_seeds(inputs: Tensor, seed: int | None, indices: Sequence[int] | Tensor | None) -> Seeds:
     """What the noise of each input is drawn from: (seed, index), or (seed, hash of its content) without indices."""
-    if seed is not None and (not hasattr(seed, "__index__") or operator.index(seed) < 0):
-        raise RequestError(f"seed: expected an integer >= 0, got {seed!r}")
+    if seed is not None:
+        check_integer("seed", seed, 0)
     if indices is not None:
         numbers = checked_indices(indices)
         if len(set(numbers)) != len(inputs) or len(numbers) != len(inputs) or min(numbers) < 0:

@@ -23,9 +23,10 @@ from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size, fitting_batch_size
 from smoothcert.training.choices import LARGEST_SIGMA, Bound, NoiseName
+from smoothcert.training.run_folder import CERTIFICATES
 
 BATCHES_AT_ONCE = 20
-"""Approximate number of forward passes between two writes to the file: what a kill costs when n is small."""
+"""Approximate number of forward passes between two writes to the file: the work that a kill loses when n is small."""
 SELECTION = ("skip", "max_images", "shard")
 """Fields that choose images: a certificate does not depend on them."""
 
@@ -130,7 +131,7 @@ class CertifySettings(Recipe):
             f"shard{part}of{parts}": parts > 1,
         }
         words = [f"test-n{self.n}", *(word for word, used in options.items() if used)]
-        return folder / "certificates" / f"{'-'.join(words)}.tsv"
+        return folder / CERTIFICATES / f"{'-'.join(words)}.tsv"
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what a certificate depends on: all fields but those that choose images."""

@@ -33,7 +33,8 @@ analyze = typer.Typer(
 )
 
 OPTIONS = "Options"
-"""The group of options without another one: the numbers of `input-dependent-noise` are together there."""
+"""The group of options that belong to no other group: it keeps the numbers of `input-dependent-noise` together."""
+
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 Index = Annotated[int, typer.Option(help="Which test image, from 0.")]
 
@@ -54,7 +55,7 @@ class FigureOptions:
 
 
 @dataclass(frozen=True)
-class Comparison(ImageOptions, FigureOptions):
+class ComparisonOptions(ImageOptions, FigureOptions):
     """The options of analyses that load networks and images."""
 
     sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="the runs' own")] = None
@@ -90,7 +91,7 @@ class Comparison(ImageOptions, FigureOptions):
 
 
 @dataclass(frozen=True)
-class Attack:
+class AttackOptions:
     """The options of analyses that attack images."""
 
     steps: Annotated[int | None, typer.Option(help="Attack steps (T).", show_default="SmoothMix's for the data")] = None
@@ -112,7 +113,7 @@ def margins(
     runs: Runs,
     index: Index = 0,
     n: Annotated[int, count_option("--n", help="Number of noises.")] = 10_000,
-    comparison: Comparison,
+    comparison: ComparisonOptions,
 ) -> None:
     """Draw histograms of the log-probability margins of one test image under noise, one per run."""
     compared, output = comparison.start(runs, "margins")
@@ -132,8 +133,8 @@ def interpolate(
     points: Annotated[int, typer.Option(help="Points on the line.")] = 41,
     n: Annotated[int, count_option("--n", help="Noises at each point.")] = 500,
     votes: Annotated[bool, typer.Option("--votes", help="Draw the share of votes too.")] = False,
-    attack: Attack,
-    comparison: Comparison,
+    attack: AttackOptions,
+    comparison: ComparisonOptions,
 ) -> None:
     """Draw the confidence on the line from a test image to its adversarial example, and images on it."""
     compared, output = comparison.start(runs, "interpolation")
@@ -162,8 +163,8 @@ def mixing(
     n: Annotated[int, count_option("--n", help="Noises per prediction.")] = 100,
     skip: Annotated[int, count_option(help="Take every SKIP-th test image.")] = 1,
     max_images: Annotated[int, count_option(help="Take at most this many images.")] = 200,
-    attack: Attack,
-    comparison: Comparison,
+    attack: AttackOptions,
+    comparison: ComparisonOptions,
 ) -> None:
     """Mix test images with their adversarial examples and draw the ratios at which the class changes."""
     compared, output = comparison.start(runs, "mixing")

@@ -12,7 +12,7 @@ from smoothcert.cli.options import (
     Device,
     Precision,
     Seed,
-    check_name,
+    check_file_name,
     command_line,
     console,
     count_option,
@@ -24,7 +24,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import result_files
 from smoothcert.io.files import check_inside
 from smoothcert.io.results import stored_settings
-from smoothcert.training.run_folder import CERTIFICATES, RECIPE, check_file
+from smoothcert.training.run_folder import ATTACKS, CERTIFICATES, RECIPE, check_file
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.certification.attack_file import AttacksFile
@@ -72,17 +72,17 @@ def attack(
     }
     if certificates is not None:
         check_file(certificates, "a certificates file")
-    check_name(name)
+    check_file_name(name)
     from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import Selection
-    from smoothcert.cli.certify_targets import default_folder, if_elsewhere, subject_for_images
+    from smoothcert.cli.certify_targets import if_elsewhere, results_folder, subject_for_images
     from smoothcert.cli.classifiers import print_about_runs
     from smoothcert.distributed import find_device
     from smoothcert.report.progress import print_data_notes, status_bar
 
     torch_device = find_device(device)
-    folder = out or default_folder(request.kind, folders)
+    folder = out or results_folder(request.kind, folders)
     places = [folder, *(folders[:1] if not request.kind else ())]
     source = certificates or only_certificates(places, denoised=request.denoiser is not None)
     certified = None if source is None else read_certificates(source)
@@ -90,7 +90,7 @@ def attack(
     subject = subject_for_images(request, folders, level, console)
     elsewhere = if_elsewhere(subject, request.init, folder)
     first = next(iter(subject.runs), None)
-    path = folder / "attacks" / f"{name}.tsv"
+    path = folder / ATTACKS / f"{name}.tsv"
     check_inside(path, folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
     images = request.images(first)

@@ -21,7 +21,7 @@ from smoothcert.cli.options import (
     Sigma,
     Skip,
     Votes,
-    check_name,
+    check_file_name,
     command_line,
     console,
     count_option,
@@ -88,7 +88,7 @@ class CertifyOptions(ClassifierOptions):
         if not self.kind and self.out is not None and len({run.resolve().name for run in runs}) < len(runs):
             raise RequestError("--out: expected runs with different names, got a name twice; certify them one by one")
         if self.name is not None:
-            check_name(self.name)
+            check_file_name(self.name)
         if self.radius is not None and not 0 <= self.radius < math.inf:
             raise RequestError(f"--radius: expected a number >= 0, got {self.radius}")
 

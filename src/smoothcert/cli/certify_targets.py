@@ -54,7 +54,7 @@ class Target:
 def find_target(request: CertifyOptions, folders: Sequence[Path], fields: Mapping[str, Any]) -> Target:
     """Return the classifier of the run `folders` (none for the user's own model); wrong settings are refused."""
     subject = subject_for_images(request, folders, fields["sigma"], request.console)
-    folder = request.out or default_folder(request.kind, folders)
+    folder = request.out or results_folder(request.kind, folders)
     sigma, noise = noise_for(subject, fields["sigma"], fields["noise"])
     settings = parse_recipe(CertifySettings, {**fields, "sigma": sigma, "noise": noise}, "certify")
     stages = subject.stages or (subject,)
@@ -65,7 +65,7 @@ def find_target(request: CertifyOptions, folders: Sequence[Path], fields: Mappin
         request.consensus,
         denoised=subject.denoiser is not None,
     )
-    path = folder / "certificates" / f"{request.name}.tsv" if request.name else path
+    path = folder / CERTIFICATES / f"{request.name}.tsv" if request.name else path
     path = compressed_form(path) if request.compress_ else path
     check_inside(path, folder)
     return Target(subject, folder, path, settings, if_elsewhere(subject, request.init, folder))
@@ -79,9 +79,11 @@ def subject_for_images(
     return find_subject(request, folders, sigma, num_classes, console.note)
 
 
-def default_folder(kind: str, runs: Sequence[Path]) -> Path:
-    """Return the folder for the results of a run: its own; for several as one `kind`, next to the first, named after
-    all."""
+def results_folder(kind: str, runs: Sequence[Path]) -> Path:
+    """Return the folder for results without --out: that of a run, or for a `kind` of several runs a new one.
+
+    The new one is next to the first run, and named after all.
+    """
     if not kind:
         return runs[0]
     name = "-".join([kind, *(run.resolve().name for run in runs)])
@@ -124,14 +126,14 @@ def certify_target(
         print_notes(request, target, images)
     with status_bar(f"certify {target.folder.name}", request.console.quiet) as show:
 
-        def judge(accuracy: NoiseAccuracy) -> None:
+        def on_accuracy(accuracy: NoiseAccuracy) -> None:
             # Nothing is refused from here on. Reports read the recipe next to the certificates.
             if target.elsewhere is not None:
                 target.elsewhere.recipe.save(target.folder / RECIPE)
-            if accuracy.warning is None and target.first is None:  # nobody has seen it: it was not trained here
+            if accuracy.warning is None and target.first is None:  # of a run, the training has shown it
                 show.note(str(accuracy))
 
-        def announce(estimate: CertificationEstimate) -> None:
+        def on_estimate(estimate: CertificationEstimate) -> None:
             if estimate.long:
                 show.note(estimate.in_words(settings, len(images)))
 
@@ -140,8 +142,8 @@ def certify_target(
             device=device,
             team=group,
             on_progress=show,
-            on_accuracy=judge,
-            on_estimate=announce,
+            on_accuracy=on_accuracy,
+            on_estimate=on_estimate,
             on_warning=show.warn,
             wanted_radius=request.radius,
         )

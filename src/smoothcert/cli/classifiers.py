@@ -141,7 +141,7 @@ def named_classifier(
 def own_inputs(
     request: ClassifierOptions, first: Path | None
 ) -> tuple[tuple[int, int, int], int | None, Sequence[str] | None]:
-    """Return the shape (c, h, w) of the images, the number of classes and their names; None is not known."""
+    """Return the shape (c, h, w) of the images, the number of classes and their names; None if not known."""
     size = request.image_size
     dataset = request.dataset
     if dataset in DATASETS:

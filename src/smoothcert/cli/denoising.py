@@ -82,12 +82,12 @@ def train_denoiser(
     if len(images) < recipe.batch_size and not any(text.startswith("batch_size=") for text in set_):
         recipe = recipe.model_copy(update={"batch_size": default_batch_size(len(images), recipe.dataset)})
         console.note(f"batch_size {recipe.batch_size}, for {len(images)} training images; --set changes it")
-    judge = None
+    network = None
     if classifier is not None:
-        judge = load_classifier(classifier, images.num_classes, classifier_init, console.note)
+        network = load_classifier(classifier, images.num_classes, classifier_init, console.note)
     train_with_bar(
         *(recipe, images, out),
-        classifier=judge,
+        classifier=network,
         init=init,
         resume=resume,
         device=device,

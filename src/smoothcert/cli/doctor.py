@@ -130,8 +130,7 @@ def doctor(
         show_ways_forward(diagnosis, *ways, adaptation)
     elif "batch-statistics" in codes and adaptation is not None:
         console.print(f"next: {adaptation}")
-    measured = [(0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise]
-    written = output.write({"csv": csv_text([("sigma", "accuracy"), *measured])}, diagnosis.plot)
+    written = output.write({"csv": csv_text([("sigma", "accuracy"), *diagnosis.accuracies])}, diagnosis.plot)
     few = f", but {diagnosis.images} images show large faults only" if diagnosis.images < ENOUGH_IMAGES else ""
     console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else f"; nothing was found{few}"))
     if diagnosis.healthy:
@@ -141,8 +140,8 @@ def doctor(
 def show(diagnosis: "Diagnosis") -> None:
     """Print the table of accuracies and the findings."""
     console.print(f"{diagnosis.model} on {diagnosis.images} images of {diagnosis.dataset}")
-    measured = ((0.0, diagnosis.clean_accuracy), *diagnosis.accuracy_under_noise)
-    show_table(["sigma", "accuracy"], [(f"{sigma:.3g}", f"{accuracy:.1%}") for sigma, accuracy in measured])
+    rows = [(f"{sigma:.3g}", f"{accuracy:.1%}") for sigma, accuracy in diagnosis.accuracies]
+    show_table(["sigma", "accuracy"], rows)
     for number, finding in enumerate(diagnosis.findings, start=1):
         console.print(f"{number}. {finding.code}: {finding.problem}")
         console.print(f"what to do: {finding.advice}")
@@ -152,14 +151,18 @@ def show_ways_forward(
     diagnosis: "Diagnosis", fine_tuning: str, denoiser: str, certification: str, adaptation: str | None
 ) -> None:
     """Print how to make a network robust to noise, with what each way costs on this device."""
+    from smoothcert.training.default_recipe import EPOCHS
+    from smoothcert.training.denoiser import EPOCHS as DENOISER_EPOCHS
+
     forward = diagnosis.seconds_per_image
-    epoch = 1000 * NOISES_PER_IMAGE * PASSES * forward
+    epoch = f"{1000 * NOISES_PER_IMAGE * PASSES * forward:.2g} s per 1,000 images and epoch"
+    vote = f"{1000 * forward:.2g} ms"
     lines = [
         "way 1: fine-tune the network under noise. It gives the largest radii, but changes the weights.",
-        f"  It needs the training data, and about {epoch:.2g} s per 1,000 images and epoch, for 20 epochs:",
+        f"  It needs the training data, and about {epoch}, for {EPOCHS} epochs:",
         f"  {fine_tuning}",
         "way 2: train a denoiser in front of the network, which does not change. It needs images without labels, and",
-        f"  30 epochs of a U-Net. Each vote then runs both networks; yours alone takes {1000 * forward:.2g} ms here:",
+        f"  {DENOISER_EPOCHS} epochs of a U-Net. Each vote then runs both networks; yours alone takes {vote} here:",
         f"  {denoiser}",
         f"then: {certification} --denoiser runs/denoiser",
     ]

@@ -92,7 +92,7 @@ def data_option(folder: Path | None) -> list[object]:
     return [] if named and folder == Path(named) else optional("--data", folder)
 
 
-def check_name(name: str) -> None:
+def check_file_name(name: str) -> None:
     """Refuse a --name that is not the plain name of a file."""
     plain = name.isprintable() and Path(name).name == name and "\\" not in name
     if not name or not plain or name[0] in ".-":

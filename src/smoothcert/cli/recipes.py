@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ from smoothcert.cli.options import DATASET, Epochs, console
 from smoothcert.data.datasets import DatasetReader, refuse_absent_data, refuse_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.field_errors import LETTERS
+from smoothcert.training.run_folder import RECIPE
 
 if TYPE_CHECKING:  # commands import torch only when they need it
     from smoothcert.objectives.base import Objective
@@ -49,7 +50,7 @@ class RecipeOptions:
         if self.preset is not None:
             return self.preset.replace("/", "-") + ("" if sigma is None else f"-{sigma:g}")
         if self.recipe is not None:
-            return self.recipe.parent.name if self.recipe.name == "recipe.yaml" else self.recipe.stem
+            return self.recipe.parent.name if self.recipe.name == RECIPE else self.recipe.stem
         if self.dataset is None or self.objective is None or sigma is None:
             return None
         kind, _, path = self.dataset.partition(":")
@@ -102,7 +103,7 @@ def choose_recipe(
     from smoothcert.papers.presets import FINETUNE, PRESETS
     from smoothcert.papers.presets import preset as find_preset
     from smoothcert.training.recipe import load_run_recipe, load_train_recipe, with_overrides
-    from smoothcert.training.user_objective import load_objective, refuse_objective_code
+    from smoothcert.training.user_objective import load_objective
 
     file = options.recipe
     if options.preset is not None and file is not None:
@@ -127,27 +128,37 @@ def choose_recipe(
         console.note(f"defaults without a preset: {choices}; --set changes them")
     if trained and (better := f"{options.preset}{FINETUNE}") in PRESETS:
         console.note(f"{options.preset} has the learning rates for random weights; with --init give {better}")
-    refuse_absent_data(final.dataset)
-    if file is not None and "dataset" not in changed:
-        refuse_data_code(file, final.dataset)
-    if file is not None and not changed & {"objective", "objective.name"}:
-        refuse_objective_code(file, final)
-    # torch is imported when the request is known to be right.
-    from smoothcert.models import check_name, check_own_code, is_known
-    from smoothcert.training.checkpoint import refuse_code
-
-    if continued and "model" not in changed and not is_known(final.model):
-        raise RequestError(
-            f"{file}: its network {final.model} was given to `train` in Python; continue it there: "
-            "train(recipe, data, out, model=network, resume=True)"
-        )
-    check_name(final.model)  # before data are downloaded
-    if file is not None and "model" not in changed:
-        refuse_code(file, final.model, None)
-    check_own_code(final.model)
+    check_references(final, file, changed, continued=continued)
     loaded = load_objective(final)
     note_other_defaults(chosen.objective, loaded.objective)
     return loaded
+
+
+def check_references(recipe: "TrainRecipe", file: Path | None, given: Collection[str], *, continued: bool) -> None:
+    """Refuse absent data, an unknown network, and code that only the recipe `file` names, not the user.
+
+    `given` are the keys of the fields that the user gives. This is done before data are downloaded.
+    """
+    from smoothcert.training.user_objective import refuse_objective_code
+
+    refuse_absent_data(recipe.dataset)
+    if file is not None and "dataset" not in given:
+        refuse_data_code(file, recipe.dataset)
+    if file is not None and "objective" not in given and "objective.name" not in given:
+        refuse_objective_code(file, recipe)
+    # torch is imported when the rest of the request is known to be right.
+    from smoothcert.models import check_name, check_own_code, is_known
+    from smoothcert.training.checkpoint import refuse_code
+
+    if continued and "model" not in given and not is_known(recipe.model):
+        raise RequestError(
+            f"{file}: its network {recipe.model} was given to `train` in Python; continue it there: "
+            "train(recipe, data, out, model=network, resume=True)"
+        )
+    check_name(recipe.model)
+    if file is not None and "model" not in given:
+        refuse_code(file, recipe.model, None)
+    check_own_code(recipe.model)
 
 
 def note_other_defaults(replaced: "Objective", objective: "Objective") -> None:

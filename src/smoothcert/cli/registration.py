@@ -48,7 +48,7 @@ _GROUP_OF = {name: group for group, names in reversed(GROUPS.items()) for name i
 
 
 class Command(typer.core.TyperCommand):
-    """A command that refuses an option given twice, of which the parser would use the last value without a word."""
+    """A command that refuses an option that is given twice: the parser would silently use the last value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         *_, given = self.make_parser(ctx).parse_args(args=[*args])

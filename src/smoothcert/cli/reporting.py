@@ -69,25 +69,33 @@ class ReportRequest:
     @classmethod
     def stored_in(cls, folder: Path) -> "ReportRequest":
         """Return the request of the report in `folder`, with the paths of its runs from the current folder."""
+        from pydantic import TypeAdapter, ValidationError
+
         from smoothcert.report.check import request_of
 
         known = {key: value for key, value in request_of(folder).items() if key in cls.__dataclass_fields__}
-        lists = {key: list(map(str, value)) for key, value in known.items() if isinstance(value, list)}
-        if not lists.get("runs"):
+        try:
+            stored = TypeAdapter(cls).validate_python(known)
+        except ValidationError as error:
+            wrong = error.errors()[0]["loc"][0]
+            raise WorkError(
+                f"{folder}: the stored request of the report is damaged: '{wrong}'; write it again"
+            ) from error
+        if not stored.runs:
             raise WorkError(f"{folder}: the stored request of the report is damaged: expected its runs; write it again")
         # A file may have been compressed since.
-        runs = [str(existing_form(Path(os.path.normpath(folder / run)))) for run in lists["runs"]]
+        runs = [str(existing_form(Path(os.path.normpath(folder / run)))) for run in stored.runs]
         if missing := [run for run in runs if not os.path.exists(run)]:
             raise RequestError(
                 f"{folder}: expected the certificates of its report at {missing[0]}, got nothing there; say where the "
                 f"runs are, with the options of the report: `smoothcert report RUNS --check {folder}`"
             )
-        return cls(**{**known, **lists, "runs": runs})  # type: ignore[arg-type]
+        return replace(stored, runs=runs)
 
     def choices(self) -> "Choices":
         """Return what `write_report` takes; wrong radii, descriptions and tables are refused."""
         from smoothcert.report import Choices, LatexTable
-        from smoothcert.report.other_tools import parse_description
+        from smoothcert.report.descriptions import parse_description
 
         published = None
         if self.paper is not None:

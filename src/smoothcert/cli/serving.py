@@ -102,12 +102,12 @@ def load_models(
     """Return each run as a model, or all of them as one, or the network that is no run, under its name."""
     from smoothcert.certification.serve.service import ServedModel
     from smoothcert.certification.settings import CertifySettings
-    from smoothcert.cli.certify_targets import default_folder
+    from smoothcert.cli.certify_targets import results_folder
     from smoothcert.cli.classifiers import named_classifier, noise_for, print_about_runs
 
     groups = [(folder.resolve().name, [folder]) for folder in folders]
     if request.kind or not folders:
-        name = default_folder(request.kind, folders).name if folders else folder_name(str(request.network))
+        name = results_folder(request.kind, folders).name if folders else folder_name(str(request.network))
         groups = [(name, [*folders])]
     models = []
     for name, members in groups:

@@ -42,9 +42,10 @@ def sweep(
     grid = parse_grid(set_)
     fixed = [f"{key}={values[0]}" for key, values in grid.items() if len(values) == 1]
     varied = {key: values for key, values in grid.items() if len(values) > 1}
-    sigmas = parse_numbers("sigma", sigma, float) or (None,)
-    if len({f"{value:g}" for value in sigmas if value is not None}) < len(sigmas) > 1:  # as the runs are called
+    levels = parse_numbers("sigma", sigma, float)
+    if len({f"{level:g}" for level in levels}) < len(levels):  # as in the names of the runs
         raise RequestError(f"sigma: expected different noise levels, got {sigma}; name each once")
+    sigmas = levels or (None,)
     bases = {
         f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(
             *(options, value, files.image_size, fixed, files.load),

@@ -148,8 +148,8 @@ def print_notes(images: "Images") -> None:
 def stored_recipe(out: Path, *, startable: bool) -> Path | None:
     """Return the recipe of the run in `out`, which is continued.
 
-    None if there is no run yet and the request is `startable`, that is whole: a process that ended before it made the
-    folder starts again.
+    None if there is no run yet and the request is `startable`, which means that it names a recipe: a process that ended
+    before it made the folder starts again.
     """
     if (out / RECIPE).exists():
         return out / RECIPE

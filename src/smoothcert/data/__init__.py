@@ -16,7 +16,6 @@ from smoothcert.data.datasets import known_class_names as known_class_names
 from smoothcert.data.datasets import load_dataset as load_dataset
 from smoothcert.data.datasets import refuse_data_code as refuse_data_code
 from smoothcert.data.datasets import scaled_side as scaled_side
-from smoothcert.data.datasets import silent as silent
 
 if TYPE_CHECKING:
     from smoothcert.data.class_folders import load_folder as load_folder

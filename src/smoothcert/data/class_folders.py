@@ -17,6 +17,7 @@ from smoothcert.data.image_files import COMPOSITED, FileList, ImageFiles, note_a
 from smoothcert.data.images import ImageData
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole, leads, terminal_bar
+from smoothcert.io.text import some_of
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 ENDINGS = ", ".join(EXTENSIONS)
@@ -151,9 +152,8 @@ def list_images(root: Path, present: Sequence[str], classes: Sequence[str]) -> t
     """
     folders = set(present)
     if unknown := sorted(folders - set(classes)):
-        few = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
         raise RequestError(
-            f"{root}: expected the classes of the training folder alone, got {few} as well; "
+            f"{root}: expected the classes of the training folder alone, got {some_of(unknown)} as well; "
             "remove what does not belong there"
         )
     pairs = [

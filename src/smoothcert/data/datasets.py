@@ -176,10 +176,6 @@ def scaled_side(dataset: str | None, shape: tuple[int, int, int]) -> int:
     return (None if known is None else known.shorter_side) or min(shape[1:])
 
 
-def silent(text: str) -> None:
-    """Report no note: for callers that print the notes of the images themselves, or need only their shape."""
-
-
 def load_dataset(
     name: str,
     split: Split,
@@ -241,7 +237,7 @@ class DatasetReader:
                 channels=self.channels or channels,
                 skip_unreadable=self.skip_unreadable,
                 allow_code=True,
-                on_note=silent,
+                on_note=lambda text: None,  # callers print the notes of the images themselves
             )
         return self._images[key]
 

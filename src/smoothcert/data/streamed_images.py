@@ -20,7 +20,7 @@ MOST_WORKERS = 16
 BATCHES_AHEAD = 4  # that each worker prepares
 CPU = torch.device("cpu")
 
-Pixels = Tensor | WorkError | RequestError
+PixelsOrError = Tensor | WorkError | RequestError
 """A batch, or the reason why there is none."""
 
 
@@ -108,7 +108,7 @@ class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
         for row, pixels in zip(rows, _one_line_failures(loader), strict=True):
             yield self._on_device(pixels, row)
 
-    def _on_device(self, pixels: Pixels, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def _on_device(self, pixels: PixelsOrError, indices: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(pixels, Tensor):
             raise pixels
         labels = self.labels.index_select(0, indices).to(self.device, non_blocking=True)
@@ -120,7 +120,7 @@ Images = ImageData | StreamedImages
 """One split of a data set, as training and certification see it: on a device, or read when needed."""
 
 
-class _Batches(Dataset[Pixels]):
+class _Batches(Dataset[PixelsOrError]):
     """Item i is batch i: [b, c, h, w].
 
     Torch would pass on an exception of a worker with its traceback in the message, so our errors are returned.
@@ -132,14 +132,14 @@ class _Batches(Dataset[Pixels]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, position: int) -> Pixels:
+    def __getitem__(self, position: int) -> PixelsOrError:
         try:
             return torch.stack([self.images.read(index, self.seed) for index in self.rows[position].tolist()])
         except (WorkError, RequestError) as error:
             return error
 
 
-def _one_line_failures(loader: DataLoader[Pixels]) -> Iterator[Pixels]:
+def _one_line_failures(loader: DataLoader[PixelsOrError]) -> Iterator[PixelsOrError]:
     """The batches of `loader`; a worker that dies, usually for lack of memory, is one clear line."""
     try:
         with torch.device("cpu"):  # that of its seed, also where a user has chosen another default

@@ -67,7 +67,7 @@ def terminal_bar(*columns: ProgressColumn, shown: bool = True, transient: bool =
     )
 
 
-PLAIN = str.maketrans({"–": "-", "—": "-", "−": "-", "×": "x", "σ": "s", "α": "a", "…": "."})
+SIMILAR_CHARACTERS = str.maketrans({"–": "-", "—": "-", "−": "-", "×": "x", "σ": "s", "α": "a", "…": "."})
 """What characters become that a terminal cannot show: without its sign, a number would be another one."""
 
 
@@ -75,7 +75,7 @@ def replace_characters(error: UnicodeError) -> tuple[str, int]:
     """Handle an encoding error: replace what the terminal cannot show by one similar character, or by `?`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    characters = error.object[error.start : error.end].translate(PLAIN)
+    characters = error.object[error.start : error.end].translate(SIMILAR_CHARACTERS)
     return "".join(c if c.isascii() else "?" for c in characters), error.end
 
 

@@ -45,7 +45,8 @@ def field_descriptions(kind: type[BaseModel]) -> dict[str, str]:
     for name, field in kind.model_fields.items():
         descriptions[name] = field.description or ""
         for part in (field.annotation, *get_args(field.annotation)):
-            known = isinstance(part, type) and issubclass(part, BaseModel) and part is not kind  # a teacher has no end
+            # Not `kind` again, which would not end: the teacher in a recipe is a recipe.
+            known = isinstance(part, type) and issubclass(part, BaseModel) and part is not kind
             if known and not inspect.isabstract(part):
                 descriptions |= {f"{name}.{inner}": text for inner, text in field_descriptions(part).items()}
     return descriptions

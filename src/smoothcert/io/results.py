@@ -87,7 +87,9 @@ def differing_settings(
     for key in sorted({**stored, **normal}, key=lambda key: key.endswith(DIGEST)):
         values = stored.get(key), normal.get(key)
         if meant(values[0]) != meant(values[1]):
-            first, second = (repr(value[:12] if key.endswith(DIGEST) and value else value) for value in values)
+            first, second = (
+                repr(value[:12] if key.endswith(DIGEST) and isinstance(value, str) else value) for value in values
+            )
             differences.append(f"{key}: {names[0]} has {first}, {names[1]} {second}")
     return differences
 

@@ -3,16 +3,15 @@
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.distributed import Team
-from smoothcert.errors import RequestError, WorkError
+from smoothcert.errors import RequestError
 from smoothcert.objectives import Distillation
-from smoothcert.papers.reproduce.run_state import Resources, RunState, with_state
+from smoothcert.papers.reproduce.run_state import Resources, RunState, stored_recipes, with_state
 from smoothcert.training.checkpoint import InputSpec, new_model
-from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
+from smoothcert.training.recipe import TrainRecipe, with_overrides
 from smoothcert.training.resume import different_fields
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.setup import check_request
@@ -64,12 +63,3 @@ def plan_runs(
             built.add((recipe.model, recipe.dataset))
         runs.append(with_state(RunState(folder, recipe, settings, len(indices)), indices))
     return runs
-
-
-def stored_recipes(out: Path) -> dict[Path, TrainRecipe]:
-    """Return the recipe of each run in the folder `out`, by the folder of the run."""
-    found: dict[Path, TrainRecipe] = {}
-    for path in sorted(out.glob(f"*/{RECIPE}")):
-        with suppress(RequestError, WorkError):  # a damaged file, or an imported model
-            found[path.parent] = load_run_recipe(path)
-    return found

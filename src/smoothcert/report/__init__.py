@@ -16,10 +16,10 @@ from smoothcert.io.console import PlainConsole
 from smoothcert.io.written_files import is_as_written, refuse_foreign_files, stored_request, write_files
 from smoothcert.report.check import request_for
 from smoothcert.report.contents import TRIAL, Choices, Contents, LatexTable, checked_radii, read_contents
+from smoothcert.report.descriptions import parse_description
 from smoothcert.report.document import TEXT_FILES, TEXTS, terminal_report
 from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
 from smoothcert.report.locate import find_certificates
-from smoothcert.report.other_tools import parse_description
 from smoothcert.report.paired import Difference
 from smoothcert.report.published import Published
 from smoothcert.report.summary import Summary, summarize
@@ -154,13 +154,13 @@ def report(
     """Return one row per certificates file of `runs` (run folders, folders of them, or files), for `pandas.DataFrame`.
 
     A row has the name, data set, sigma, method, average certified radius (ACR) and its standard error, the certified
-    accuracy (a fraction) at each of `radii`, the abstention rate and the number of images and votes. Runs of one sigma
-    and data set are compared on the images that all of them have: `acr_minus_reference` is the difference from the run
-    `reference` (by default the Gaussian or first one), with the standard error of the paired difference. `described`
-    says what each file of another tool holds, as `--as` of the command `smoothcert report` does, for example
-    "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". With `out`, the report is also written there, as the command does:
-    tables and a page as md, csv, tex and html, figures as png, pdf and svg. Files of an earlier report of other runs or
-    options in `out` are removed.
+    accuracy (a fraction) at each of `radii`, the abstention rate and the number of images and votes. The accuracy is
+    None where the tables have a dash. Runs of one sigma and data set are compared on the images that all of them have:
+    `acr_minus_reference` is the difference from the run `reference` (by default the Gaussian or first one), with the
+    standard error of the paired difference. `described` says what each file of another tool holds, as `--as` of the
+    command `smoothcert report` does, for example "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". With `out`, the report
+    is also written there, as the command does: tables and a page as md, csv, tex and html, figures as png, pdf and svg.
+    Files of an earlier report of other runs or options in `out` are removed.
     """
     given = runs if isinstance(runs, Iterable) and not isinstance(runs, str | CertificatesFile) else [runs]
     paths = [
@@ -168,7 +168,7 @@ def report(
         for run in given
     ]
     radii = None if radii is None else checked_radii(radii)
-    formats = formats.split(",") if isinstance(formats, str) else formats
+    formats = [kind.strip() for kind in formats.split(",")] if isinstance(formats, str) else formats
     texts = [described] if isinstance(described, str) else list(described)
     choices = Choices(radii=radii, reference=reference, described=list(map(parse_description, texts)))
     if out is None:
@@ -186,7 +186,7 @@ def report(
 
 
 def _row(summary: Summary, reference: str | None, difference: Difference | None) -> Row:
-    accuracies = {f"certified_accuracy_{radius:g}": value for radius, value in summary.accuracy_at.items()}
+    accuracies = {f"certified_accuracy_{radius:g}": summary.shown_accuracy(radius) for radius in summary.accuracy_at}
     return {
         "name": summary.name,
         "dataset": summary.dataset,

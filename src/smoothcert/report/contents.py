@@ -13,6 +13,7 @@ from smoothcert.io.files import check_regular_file
 from smoothcert.io.references import same_reference
 from smoothcert.io.results import settings_path
 from smoothcert.io.text import counted, one_line
+from smoothcert.report.descriptions import Description, Named, describe
 from smoothcert.report.further_tables import FurtherTable, constant_sentences, further_tables
 from smoothcert.report.headline import STATISTICS, headlines
 from smoothcert.report.html_data import Gallery
@@ -20,7 +21,6 @@ from smoothcert.report.hyperparameters import Sweep, sweeps, with_hyperparameter
 from smoothcert.report.labels import Panel, by_sigma, panels_of
 from smoothcert.report.layout import MOST_DECIMALS, Layout
 from smoothcert.report.locate import distinct_names, locate
-from smoothcert.report.other_tools import Description, Named, describe
 from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import norm_of
 from smoothcert.report.published import Published, PublishedFor, comparison_notes, place_in_table, published_rows

@@ -22,7 +22,7 @@ from smoothcert.report.labels import panels_of, scope_text
 from smoothcert.report.looks import Look, looks_of
 from smoothcert.report.style import GREY, LABEL_SIZE, NOTE_SIZE, draw_steps, legend_below, panel_grid, plain
 from smoothcert.report.summary import Summary
-from smoothcert.training.run_folder import run_of_certificates
+from smoothcert.training.run_folder import ATTACKS, run_of_certificates
 
 ATTACKED = "attacked (upper bound)"
 CEILING = "thin dashed line: largest radius that n votes can certify"
@@ -81,7 +81,7 @@ def attacked_curve(file: AttacksFile) -> Steps:
 def _attacks_on(file: CertificatesFile) -> list[AttacksFile]:
     """The attacks in the folder of the run on the classifier and data that `file` certifies."""
     run = run_of_certificates(file.path)
-    attacks = [] if run is None else [read_attacks(path) for path in result_files(run / "attacks")]
+    attacks = [] if run is None else [read_attacks(path) for path in result_files(run / ATTACKS)]
     keys = (*SAME_IF_BOTH_HAVE_IT, *SAME_OR_IN_NEITHER)
     # Settings that are off may also be unrecorded.
     wanted = [file.settings.get(key) or None for key in keys]

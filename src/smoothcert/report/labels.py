@@ -35,11 +35,11 @@ class NamedRun:
         """The name of the method without its hyper-parameters; None if the method is not known."""
         if self.method is None:
             return None
-        adversarial = self.method == "consistency" and self._objective.get("adversary")
+        adversarial = self.method == "consistency" and self.objective.get("adversary")
         parts = ["SmoothAdv"] if adversarial else []
         trained, behind, _ = self.method.partition(" + denoiser")
         parts += [method_name(trained), *(["denoiser"] if behind else [])]
-        parts += ["attacked noise"] if self._objective.get("noise_attack") else []
+        parts += ["attacked noise"] if self.objective.get("noise_attack") else []
         parts += ["weighted images"] if self.settings.get("sampler.name") == "radius-weighted" else []
         return " + ".join(parts)
 
@@ -47,16 +47,17 @@ class NamedRun:
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters of the objective, then the other fields of the recipe, without nesting."""
         training = {key: value for key, value in self.recipe.items() if key != "objective" and value is not None}
-        every = {**flattened(self._objective), **flattened(training)}
+        every = {**flattened(self.objective), **flattened(training)}
         return {key: value for key, value in every.items() if key not in _NOT_SHOWN}
 
     @property
     def own_method(self) -> bool:
         """Whether the method is a user's own: its hyper-parameters may mean something else than the papers' letters."""
-        return ":" in str(self._objective.get("name"))
+        return ":" in str(self.objective.get("name"))
 
     @property
-    def _objective(self) -> Mapping[str, Any]:
+    def objective(self) -> Mapping[str, Any]:
+        """The method and its hyper-parameters in the recipe; {} if the recipe has none, or only the name."""
         objective = self.recipe.get("objective")
         return objective if isinstance(objective, Mapping) else {}
 
@@ -130,7 +131,7 @@ def _differing(runs: Sequence[NamedRun]) -> list[str]:
     panels: dict[tuple[float, str], list[dict[str, Any]]] = {}
     for run in runs:
         panels.setdefault(run.group, []).append(run.settings)
-    objective = {key for run in runs for key in flattened(run.recipe.get("objective") or {})}
+    objective = {key for run in runs for key in flattened(run.objective)}
     keys = dict.fromkeys(key for settings in panels.values() for one in settings for key in one)
     differ = [key for key in keys if any(len({repr(one.get(key)) for one in panel}) > 1 for panel in panels.values())]
     of_objective = [key for key in differ if key in objective]

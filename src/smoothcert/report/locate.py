@@ -1,4 +1,4 @@
-"""The certificates files of the paths that a user gives, with distinct names; the recipe and attacks of their runs."""
+"""The certificates files of the paths that a user gives, with distinct names; the recipes of their runs."""
 
 import re
 import shlex

@@ -130,6 +130,6 @@ def network_name(model: str) -> str:
 
 def shared_network(recipes: Iterable[Mapping[str, Any]]) -> str | None:
     """The name of the network that all `recipes` have; None if they differ or one has none."""
-    models = {recipe.get("model") for recipe in recipes}
+    models = {model if isinstance(model := recipe.get("model"), str) else None for recipe in recipes}
     model = models.pop() if len(models) == 1 else None
-    return network_name(model) if isinstance(model, str) else None
+    return None if model is None else network_name(model)

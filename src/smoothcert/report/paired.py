@@ -19,7 +19,7 @@ from smoothcert.report.summary import Summary, standard_error
 SIGNIFICANT = 2.0
 """A difference of more than this many standard errors is significant."""
 FEWEST = 6
-"""Images of a significant difference, at least: of fewer, all may favour one of two equal runs once in 16 times."""
+"""Fewest images of a significant difference: of five images, all favour one of two equal runs once in 16 times."""
 
 
 @dataclass(frozen=True)

@@ -184,13 +184,17 @@ class Summary:
         largest = max(self.file.settings.get("radii") or [math.inf])
         return radius <= largest and (self.ceiling is None or radius <= self.ceiling)
 
+    def shown_accuracy(self, radius: float) -> float | None:
+        """The certified accuracy at `radius`, in [0, 1]; None for a radius that n votes or the rule cannot show."""
+        return self.accuracy_at.get(radius) if self.reaches(radius) else None
+
     def interval(self, radius: float | None = None) -> tuple[float, float] | None:
         """The 95% confidence interval over the choice of images, of the ACR (normal, cut off at 0) or of the accuracy
         at `radius` in percent (Wilson)."""
         if radius is None:
             half = None if self.acr_standard_error is None else NORMAL_95 * self.acr_standard_error
             return None if half is None else (max(0.0, self.acr - half), self.acr + half)
-        if (fraction := self.accuracy_at.get(radius)) is None or not self.reaches(radius):
+        if (fraction := self.shown_accuracy(radius)) is None:
             return None
         low, high = wilson_interval(fraction, self.images)
         return 100 * low, 100 * high

@@ -52,8 +52,8 @@ def compact(count: int) -> str:
 
 def _accuracy_column(radius: float, decimals: int) -> Column:
     def percent(summary: Summary) -> Value:
-        fraction = summary.accuracy_at.get(radius)
-        return None if fraction is None or not summary.reaches(radius) else 100 * fraction
+        fraction = summary.shown_accuracy(radius)
+        return None if fraction is None else 100 * fraction
 
     label = f"{radius:.{decimals}f}"
     return Column(label, label, percent, decimals=1, radius=radius, ranked=True, shaded=True)

@@ -47,7 +47,7 @@ def read_run(name: str, folder: Path) -> TrainedRun:
     sigma, dataset, objective = (recipe.get(key) for key in ("sigma", "dataset", "objective"))
     method = objective.get("name") if isinstance(objective, dict) else objective
     group = (float(sigma) if isinstance(sigma, int | float) else math.inf, str(dataset or ""))
-    return TrainedRun(name, method, recipe, group, read_metrics(folder))
+    return TrainedRun(name, method if isinstance(method, str) else None, recipe, group, read_metrics(folder))
 
 
 def learning_rate_drops(metrics: Metrics) -> list[int]:

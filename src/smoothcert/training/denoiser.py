@@ -20,11 +20,13 @@ from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.sampler_settings import Uniform
 
+EPOCHS = 30
+
 
 def denoiser_recipe(dataset: str, sigma: float, **fields: Any) -> TrainRecipe:
     """Return the recipe of a denoiser: a U-Net, AdamW with a cosine schedule; `fields` replace its settings."""
     defaults = {
-        **{"model": "unet", "objective": Denoising(), "epochs": 30, "batch_size": 256},
+        **{"model": "unet", "objective": Denoising(), "epochs": EPOCHS, "batch_size": 256},
         **{"optimizer": "adamw", "learning_rate": 1e-3, "schedule": "cosine", "weight_decay": 0.0},
     }
     return TrainRecipe(dataset=dataset, sigma=sigma, **{**defaults, **fields})

@@ -14,7 +14,7 @@ from smoothcert.io.text import did_you_mean
 from smoothcert.training.metrics import METRICS, epochs_in
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
-CERTIFICATES = "certificates"
+CERTIFICATES, ATTACKS = "certificates", "attacks"
 WEIGHTS = (".pt", ".pth", ".tar", ".safetensors", ".bin", ".ckpt")
 """Endings of files in which people keep weights."""
 

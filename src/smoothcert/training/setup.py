@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoothcert.data import Images, silent, with_known_classes
+from smoothcert.data import Images, with_known_classes
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.results import only_writer
@@ -33,7 +33,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     """Build the network, open the folder, which is locked while the context lasts, and restore what it holds."""
     device = find_device(options.device)
     model = options.model
-    on_note = options.on_note if group.leads else silent
+    on_note = options.on_note if group.leads else lambda text: None
     if options.sync_batch_norm and device.type != "cuda":
         raise RequestError(
             f"sync_batch_norm: expected GPUs, got {device.type}, where torch does not have it; leave it out"

@@ -56,7 +56,7 @@ class Job:
     seed: tuple[int, int] = field(default_factory=system_seed)
     accepted: float = field(default_factory=time.monotonic)
     cancelled: bool = False
-    """Set by anyone whose client has left."""
+    """Set when the client has left."""
     progress: Progress | None = None
     ending: Ending | None = None
     error: str = ""

@@ -215,7 +215,7 @@ class Service:
         if self.log is not None and job.ending != "failed":
             try:
                 self.log.append(model.key, job.plan.question, certificate, str(job.ending), seconds)
-            except Exception:  # the answer is right all the same
+            except Exception:  # the answer is still right
                 self.metrics.add("smoothcert_log_errors_total")
                 logging.getLogger("smoothcert.serve").exception("an answer could not be logged")
 

@@ -1,7 +1,6 @@
 """The plan of a reproduced table: its runs, their folders, the state of each and the estimated time."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,9 +8,16 @@ from smoothcert.certification.settings import CertifySettings
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.objectives import Adversary, Macer, Objective, SmoothMix
-from smoothcert.papers.reproduce.run_state import Resources, RunState, sizes_of, with_estimate, with_state
+from smoothcert.papers.reproduce.run_state import (
+    Resources,
+    RunState,
+    sizes_of,
+    stored_recipes,
+    with_estimate,
+    with_state,
+)
 from smoothcert.papers.rows import SEEDS_TABLE, PaperRun, paper_runs
-from smoothcert.training.recipe import TrainRecipe, load_run_recipe, with_overrides
+from smoothcert.training.recipe import TrainRecipe, with_overrides
 from smoothcert.training.run_folder import RECIPE
 
 QUICK_CHANGES = {
@@ -141,10 +147,9 @@ def use_existing_runs(request: Request, planned: Sequence[PlannedRun]) -> list[P
     keep their folders, because a report has one row per file.
     """
     folders: dict[TrainRecipe, list[Path]] = {}
-    for path in sorted(request.out.glob(f"*/{RECIPE}")):
-        with suppress(RequestError):  # the recipe of an imported model, or damaged
-            if path.parent.name.startswith(QUICK_PREFIX) == request.quick:
-                folders.setdefault(load_run_recipe(path), []).append(path.parent)
+    for folder, recipe in stored_recipes(request.out).items():
+        if folder.name.startswith(QUICK_PREFIX) == request.quick:
+            folders.setdefault(recipe, []).append(folder)
     recipes = [run.recipe for run in planned]
 
     def existing(run: PlannedRun) -> PlannedRun:

@@ -1,6 +1,7 @@
 """A run in its folder: how much of it is finished, the estimated time of the rest, and what it may use."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,7 @@ from rich.text import Text
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import DATASETS, DatasetReader, Images, Split
-from smoothcert.errors import WorkError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import existing_form
 from smoothcert.io.text import duration
 from smoothcert.papers.reproduce.estimate import certification_seconds, training_seconds
@@ -48,7 +49,7 @@ class RunState:
     images_done: int = 0
     seconds: float = 0.0
     problem: str | None = None
-    """The damage of a file because of which the folder cannot be used."""
+    """Why the folder cannot be used: a file in it is damaged."""
     changed_code: tuple[str, ...] = ()
     """The user's own objective, network and data set whose files have changed since all epochs were trained."""
 
@@ -61,7 +62,7 @@ class RunState:
     @property
     def certificates(self) -> Path:
         """The certificates file, plain or compressed."""
-        return existing_form(self.folder / "certificates" / f"test-n{self.settings.n}.tsv")
+        return existing_form(self.settings.default_path(self.folder, None))
 
     @property
     def trained(self) -> bool:
@@ -84,6 +85,15 @@ class RunState:
 
 
 R = TypeVar("R", bound=RunState)
+
+
+def stored_recipes(out: Path) -> dict[Path, TrainRecipe]:
+    """Return the recipe of each run in the folder `out`, by the folder of the run."""
+    recipes: dict[Path, TrainRecipe] = {}
+    for path in sorted(out.glob(f"*/{RECIPE}")):
+        with suppress(RequestError):  # a damaged file, or an imported model
+            recipes[path.parent] = load_run_recipe(path)
+    return recipes
 
 
 def with_state(run: R, indices: Sequence[int]) -> R:

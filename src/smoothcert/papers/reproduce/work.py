@@ -63,7 +63,10 @@ def train_runs(planned: Sequence[RunState], resources: Resources, console: Plain
     """
     if resources.jobs == 1:
         return in_turn(planned, lambda run: train_run(run, resources))
-    runs = [(run.known_recipe, resources.load(run.known_recipe, "train"), run.folder) for run in planned]
+    # Read here, so that data that cannot be read fail the runs that need them and no others.
+    failed = in_turn(planned, lambda run: resources.load(run.known_recipe, "train"))
+    readable = [(run.known_recipe, run.folder) for run in planned if run.folder not in failed]
+    runs = [(recipe, resources.load(recipe, "train"), folder) for recipe, folder in readable]
     with Progress(console=console) as bar:
         tasks = {run.folder: bar.add_task(f"train {run.folder.name}", total=None, visible=False) for run in planned}
 
@@ -71,7 +74,7 @@ def train_runs(planned: Sequence[RunState], resources: Resources, console: Plain
             bar.update(tasks[folder], completed=status.done, total=status.total, visible=True)
 
         failures = train_together(runs, resources.jobs, device=resources.device, on_progress=show, on_note=console.note)
-    return {folder: reason_of(error) for folder, error in failures.items()}
+    return failed | {folder: reason_of(error) for folder, error in failures.items()}
 
 
 def train_run(run: RunState, resources: Resources) -> None:
@@ -93,7 +96,7 @@ def certify(run: RunState, resources: Resources) -> None:
         )
 
 
-def in_turn(planned: Sequence[RunState], work: Callable[[RunState], None]) -> Failures:
+def in_turn(planned: Sequence[RunState], work: Callable[[RunState], object]) -> Failures:
     """Call `work` on each run. A run that fails, for whatever reason, does not stop the others."""
     failed: Failures = {}
     for run in planned:

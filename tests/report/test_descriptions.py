@@ -11,7 +11,7 @@ import smoothcert as sc
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.report import write_report
-from smoothcert.report.other_tools import parse_description
+from smoothcert.report.descriptions import parse_description
 
 from .conftest import MakeRun, image
 
