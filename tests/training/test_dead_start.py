@@ -67,13 +67,16 @@ def dying(limit: float) -> DiesOfALargeFirstStep:
     return DiesOfALargeFirstStep(limit)
 
 
-@pytest.mark.parametrize(("interrupted_in", "ema"), [(None, 0.5), (1, 0.0), (2, 0.0)])
+@pytest.mark.parametrize(
+    ("interrupted_in", "ema", "optimizer", "rate"),
+    [(None, 0.5, "sgd", 0.5), (1, 0.0, "sgd", 0.5), (2, 0.0, "sgd", 0.5), (None, 0.0, "adamw", 0.01)],
+)
 def test_dead_start_is_repeated_with_warm_up(
-    tmp_path: Path, tiny_data: ImageData, interrupted_in: int | None, ema: float
+    tmp_path: Path, tiny_data: ImageData, interrupted_in: int | None, ema: float, optimizer: str, rate: float
 ) -> None:
     """It then equals a run that had the warm-up from the beginning, also after an interruption before the restart."""
     notes: list[str] = []
-    recipe = tiny_recipe(epochs=4, learning_rate=0.5, learning_rate_drops=(), ema=ema)
+    recipe = tiny_recipe(epochs=4, learning_rate=rate, learning_rate_drops=(), ema=ema, optimizer=optimizer)
     folder = tmp_path / "run"
 
     def interrupt(status: TrainingStatus) -> None:
@@ -90,11 +93,16 @@ def test_dead_start_is_repeated_with_warm_up(
     assert run.provenance["learning_rate_warm_up"] == 1
     assert run.recipe == recipe, "the recipe stays as requested"
 
-    warm = tiny_recipe(epochs=4, learning_rate=0.5, learning_rate_drops=(), learning_rate_warm_up=1, ema=ema)
-    train(warm, tiny_data, tmp_path / "warm", model=dying(0.2), device="cpu")
+    train(
+        recipe.model_copy(update={"learning_rate_warm_up": 1}),
+        tiny_data,
+        tmp_path / "warm",
+        model=dying(0.2),
+        device="cpu",
+    )
     expected = load_run(tmp_path / "warm", model=dying(0.2)).model.state_dict()
     assert tensors_digest(run.model.state_dict()) == tensors_digest(expected)
-    assert [line["learning_rate"] for line in metrics(folder)] == pytest.approx([0.05, 0.5, 0.5, 0.5])
+    assert [line["learning_rate"] for line in metrics(folder)] == pytest.approx([rate / 10, rate, rate, rate])
     assert metrics(folder)[-1]["noisy_accuracy"] > 0.3
 
 
