@@ -2,6 +2,8 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from smoothcert.data import ImageData
 from smoothcert.training import loop
 from smoothcert.training.checkpoint import load_run, tensors_digest
-from smoothcert.training.dead_start import constant_output, no_better_than_majority
+from smoothcert.training.dead_start import constant_output, no_better_than_majority, restart_if_dead
 from smoothcert.training.loop import TrainingStatus, train
 from smoothcert.training.resume import load_state
 
@@ -126,6 +128,16 @@ def test_dead_start_is_repeated_only_once(tmp_path: Path, tiny_data: ImageData) 
     assert ["dead start" in note for note in notes] == [True, False]
     assert "no better than one class for all images" in notes[1]
     assert len(metrics(tmp_path / "run")) == 5
+
+
+def test_only_the_second_and_third_epoch_show_a_dead_start() -> None:
+    """A network that needs two epochs to start, or collapses later, is trained to the end."""
+    labels = torch.tensor([0] * 60 + [1] * 40)
+    dead, alive = ({"cross_entropy": loss, "noisy_accuracy": 0.6} for loss in (math.log(2), 0.5))
+    for losses in ((dead, dead, alive, dead, dead), (dead, alive, dead, dead, dead)):
+        run: Any = SimpleNamespace(epoch=0, dead_epochs=0, initial_weights={}, data=SimpleNamespace(labels=labels))
+        for run.epoch, of_epoch in enumerate(losses):
+            assert not restart_if_dead(run, of_epoch)
 
 
 def test_dead_start_from_a_file_is_not_repeated(tmp_path: Path, tiny_data: ImageData) -> None:
