@@ -196,15 +196,19 @@ def test_a_constant_classifier_withstands_every_attack(data: ImageData, tmp_path
 
 
 def test_an_abstention_is_not_a_success(data: ImageData, tmp_path: Path) -> None:
-    """On the boundary itself every prediction abstains, whatever the label: nothing is shown."""
+    """On the boundary itself every prediction abstains, whatever the label: nothing is shown, nor contradicted."""
 
     def coin(images: Tensor) -> Tensor:
         score = images[:, 0, 0, 0] - images[:, 0, 0, 1]
         return torch.stack([-score, score], dim=1)
 
-    (row,) = attack(data, tmp_path / "a.tsv", [0], model=coin, radii=(1e-4,)).rows
+    certified = CertifiedImage(0, 1, Certificate(1, 0.1, 0, 0, 0, ()), 0.0)
+    claims = CertificatesFile(Path("c.tsv"), (certified,), {}, {})
+    (row,) = attack(data, tmp_path / "a.tsv", [0], model=coin, radii=(1e-4,), certificates=claims).rows
     assert row.predict == ABSTAIN
     assert row.withstood
+    assert row.certified_radius == 0.1
+    assert not row.contradiction
 
 
 def test_all_predictions_of_an_image_share_one_alpha(monkeypatch: pytest.MonkeyPatch) -> None:

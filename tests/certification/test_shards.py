@@ -1,13 +1,15 @@
 """Shards: the images of each, and merges, which refuse incomplete shards."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from smoothcert.certification.certificates import CertifiedImage, certificates_writer, read_certificates
 from smoothcert.certification.shards import Selection, merge_certificates, other_versions
-from smoothcert.errors import RequestError
+from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import only_writer
 from smoothcert.smoothing.certificate import Certificate
 
@@ -53,6 +55,22 @@ def test_all_shards_merge(tmp_path: Path) -> None:
     merged = read_certificates(tmp_path / "all.tsv")
     assert [r.index for r in merged.rows] == list(range(20))
     assert merged.provenance["selection"] == Selection(20).to_mapping()
+
+
+@pytest.mark.parametrize("changes", [{"votes": ((3, 5), (1, 5)), "count": 5}, {"n0": 6}])
+def test_two_certificates_of_an_image_are_not_merged(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """The same one may be in both files; with a choice between two, the better one would be taken."""
+    for name, second in (
+        ("a", row(4)),
+        ("b", row(4)),
+        ("c", replace(row(4), certificate=replace(row(4).certificate, **changes))),
+    ):
+        with certificates_writer(tmp_path / f"{name}.tsv", SETTINGS, {}) as writer:
+            writer.append([row(3), second])
+    assert merge_certificates([tmp_path / "a.tsv", tmp_path / "b.tsv"], tmp_path / "same.tsv") == 2
+    with pytest.raises(WorkError, match=r"c\.tsv: image 4 has another result than in an earlier file"):
+        merge_certificates([tmp_path / "a.tsv", tmp_path / "c.tsv"], tmp_path / "other.tsv")
+    assert not (tmp_path / "other.tsv").exists()
 
 
 def test_shards_without_images_need_not_be_merged(tmp_path: Path) -> None:

@@ -483,6 +483,8 @@ def test_the_noise_of_an_input_does_not_depend_on_its_place() -> None:
     ten = smoothed(lambda x: -(x.flatten(1) - torch.linspace(0, 1, 10)).abs())  # equal votes by chance: next to never
     content, by_index = ten.certify(same, n=1000, seed=3), ten.certify(same, n=1000, seed=3, indices=[0, 1])
     assert len({record.votes for record in (*content, *by_index)}) == 4
+    # Predictions share no noise with certificates of the same seed.
+    assert not {record.votes for record in ten.predict(same, n=1000, seed=3)} & {record.votes for record in content}
 
 
 def test_another_noise_certifies_in_its_own_norm() -> None:

@@ -76,6 +76,16 @@ def test_logits_are_the_mean_over_the_evaluated_members(consensus: int | None) -
         assert logits[i].tolist() == pytest.approx(mean, rel=1e-6)
 
 
+@pytest.mark.parametrize("consensus", [None, 2])
+def test_logits_of_low_precision_are_averaged_in_float32(consensus: int | None) -> None:
+    """512 + 1 is 512 in bfloat16: the sums of both classes would be equal."""
+    rows = ([512.0, 512.0], [0.0, 1.0], [0.0, 1.0])
+    ensemble = Ensemble([Table(torch.tensor([row]).bfloat16()) for row in rows], consensus)
+    logits = ensemble(torch.zeros(1, 1, 1, 1))
+    assert logits.dtype == torch.float32
+    assert logits[0].tolist() == pytest.approx([512 / 3, 514 / 3], rel=1e-6)
+
+
 def test_consensus_is_another_classifier_that_evaluates_fewer_members() -> None:
     members = all_members()
     inputs = torch.arange(27.0).view(27, 1, 1, 1)

@@ -11,6 +11,7 @@ from scipy import special, stats
 from torch import Tensor
 
 from smoothcert import SmoothedClassifier
+from smoothcert.certification.settings import CertifyRecipe, make_rule
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing import integer_noise
@@ -103,6 +104,10 @@ def test_too_many_values_for_the_slack_are_refused() -> None:
     assert noise.slack(most - 1) == SLACK
     with pytest.raises(RequestError, match="expected at most 1e-10"):
         noise.slack(most + 2)
+    recipe = CertifyRecipe(sigma=0.25, sound=True, seed=0)
+    assert make_rule(recipe, (3, most // 6, 2)).slack == SLACK
+    with pytest.raises(RequestError, match="expected at most 1e-10"):
+        make_rule(recipe, (3, most // 6 + 1, 2))
     for sigma in (0.0, -1.0, math.nan, math.inf, 8.1):
         with pytest.raises(RequestError, match="sigma"):
             IntegerGaussian(sigma)

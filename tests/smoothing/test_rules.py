@@ -60,11 +60,14 @@ def test_one_radius_is_decided_with_few_votes() -> None:
     assert alone == found
 
 
-def test_the_votes_of_a_sequential_run_are_those_of_a_fixed_one() -> None:
-    """A look continues where the last one ended: no noise is drawn twice, none is left out."""
+@pytest.mark.parametrize("batch_size", [500, 60])
+def test_the_votes_of_a_sequential_run_are_those_of_a_fixed_one(batch_size: int) -> None:
+    """A look continues where the last one ended: no noise is drawn twice, none is left out. A look is whole blocks,
+    also if the batch size limits these: 540 votes for blocks of 60."""
     image = at_distances(0.3)
-    sequential = certify(Rule(n0=100, n=5_000, alpha=0.001, radii=(0.29,)), image)[0]
-    fixed = counter().count(image, [(11, 0)], "estimate", sequential.n)[0]
+    voting = replace(counter(), batch_size=batch_size)
+    sequential = Rule(n0=100, n=5_000, alpha=0.001, radii=(0.29,)).certify(voting, image, [(11, 0)])[0]
+    fixed = voting.count(image, [(11, 0)], "estimate", sequential.n)[0]
     assert sequential.n > 500
     assert dict(sequential.votes) == {c: int(k) for c, k in enumerate(fixed) if k}
     assert len(set(block_keys((11, 0), "estimate", 400))) == 400
@@ -205,12 +208,14 @@ def test_votes_held_back_for_the_end_give_more_than_the_last_radius() -> None:
 
 
 def test_label_aware_skips_wrong_images_and_keeps_the_others() -> None:
-    images = at_distances(0.4, 0.5)
-    plain = certify(Rule(n0=100, n=1000, alpha=0.001), images, [1, 0])
-    aware = certify(Rule(n0=100, n=1000, alpha=0.001, label_aware=True), images, [1, 0])
+    """Those after a wrong image keep the votes of their own seeds."""
+    images = at_distances(0.4, 0.5, 0.3)
+    plain = certify(Rule(n0=100, n=1000, alpha=0.001), images, [1, 0, 1])
+    aware = certify(Rule(n0=100, n=1000, alpha=0.001, label_aware=True), images, [1, 0, 1])
     assert aware[0] == plain[0]
     assert plain[1].n == 1000
     assert aware[1] == Certificate(ABSTAIN, 0.0, 100, 0, 0, ())
+    assert aware[2] == plain[2]
 
 
 def test_two_sided_is_for_many_classes() -> None:

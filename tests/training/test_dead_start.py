@@ -2,16 +2,21 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny import metrics, tiny_recipe
 from torch import Tensor, nn
 
 from smoothcert.data import ImageData
+from smoothcert.training import loop
 from smoothcert.training.checkpoint import load_run, tensors_digest
-from smoothcert.training.dead_start import constant_output, no_better_than_majority
+from smoothcert.training.dead_start import constant_output, no_better_than_majority, restart_if_dead
 from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.resume import load_state
 
 
 class Constant(nn.Module):
@@ -67,22 +72,39 @@ def dying(limit: float) -> DiesOfALargeFirstStep:
     return DiesOfALargeFirstStep(limit)
 
 
-@pytest.mark.parametrize(("interrupted_in", "ema"), [(None, 0.5), (1, 0.0), (2, 0.0)])
+@pytest.mark.parametrize(
+    ("interrupted_in", "restarts", "ema", "optimizer", "rate"),
+    [
+        *((None, 0, 0.5, "sgd", 0.5), (None, 0, 0.0, "adamw", 0.01)),
+        *((1, 0, 0.0, "sgd", 0.5), (2, 0, 0.0, "sgd", 0.5), (0, 1, 0.0, "sgd", 0.5), (1, 1, 0.0, "sgd", 0.5)),
+    ],
+)
 def test_dead_start_is_repeated_with_warm_up(
-    tmp_path: Path, tiny_data: ImageData, interrupted_in: int | None, ema: float
+    tmp_path: Path,
+    tiny_data: ImageData,
+    monkeypatch: pytest.MonkeyPatch,
+    interrupted_in: int | None,
+    restarts: int,
+    ema: float,
+    optimizer: str,
+    rate: float,
 ) -> None:
-    """It then equals a run that had the warm-up from the beginning, also after an interruption before the restart."""
+    """It then equals a run that had the warm-up from the beginning, also after an interruption before or after it."""
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)  # each epoch is saved
     notes: list[str] = []
-    recipe = tiny_recipe(epochs=4, learning_rate=0.5, learning_rate_drops=(), ema=ema)
+    recipe = tiny_recipe(epochs=4, learning_rate=rate, learning_rate_drops=(), ema=ema, optimizer=optimizer)
     folder = tmp_path / "run"
 
     def interrupt(status: TrainingStatus) -> None:
-        if status.epoch == interrupted_in and not notes:
+        if (status.epoch, len(notes)) == (interrupted_in, restarts):
             raise KeyboardInterrupt
 
     try:
         train(recipe, tiny_data, folder, model=dying(0.2), device="cpu", on_note=notes.append, on_progress=interrupt)
     except KeyboardInterrupt:
+        state = load_state(folder)
+        assert state is not None
+        assert state.epoch == interrupted_in
         train(recipe, tiny_data, folder, model=dying(0.2), device="cpu", on_note=notes.append, resume=True)
     assert len(notes) == 1
     assert "dead start" in notes[0]
@@ -90,11 +112,11 @@ def test_dead_start_is_repeated_with_warm_up(
     assert run.provenance["learning_rate_warm_up"] == 1
     assert run.recipe == recipe, "the recipe stays as requested"
 
-    warm = tiny_recipe(epochs=4, learning_rate=0.5, learning_rate_drops=(), learning_rate_warm_up=1, ema=ema)
+    warm = recipe.model_copy(update={"learning_rate_warm_up": 1})
     train(warm, tiny_data, tmp_path / "warm", model=dying(0.2), device="cpu")
     expected = load_run(tmp_path / "warm", model=dying(0.2)).model.state_dict()
     assert tensors_digest(run.model.state_dict()) == tensors_digest(expected)
-    assert [line["learning_rate"] for line in metrics(folder)] == pytest.approx([0.05, 0.5, 0.5, 0.5])
+    assert [line["learning_rate"] for line in metrics(folder)] == pytest.approx([rate / 10, rate, rate, rate])
     assert metrics(folder)[-1]["noisy_accuracy"] > 0.3
 
 
@@ -106,6 +128,27 @@ def test_dead_start_is_repeated_only_once(tmp_path: Path, tiny_data: ImageData) 
     assert ["dead start" in note for note in notes] == [True, False]
     assert "no better than one class for all images" in notes[1]
     assert len(metrics(tmp_path / "run")) == 5
+
+
+def test_only_the_second_and_third_epoch_show_a_dead_start() -> None:
+    """A network that needs two epochs to start, or collapses later, is trained to the end."""
+    labels = torch.tensor([0] * 60 + [1] * 40)
+    dead, alive = ({"cross_entropy": loss, "noisy_accuracy": 0.6} for loss in (math.log(2), 0.5))
+    for losses in ((dead, dead, alive, dead, dead), (dead, alive, dead, dead, dead)):
+        run: Any = SimpleNamespace(epoch=0, dead_epochs=0, initial_weights={}, data=SimpleNamespace(labels=labels))
+        for run.epoch, of_epoch in enumerate(losses):
+            assert not restart_if_dead(run, of_epoch)
+
+
+def test_dead_start_from_a_file_is_not_repeated(tmp_path: Path, tiny_data: ImageData) -> None:
+    """A resumed run need not give the file again, and would start from random weights."""
+    save_file(dying(0.2).state_dict(), tmp_path / "first.safetensors")
+    notes: list[str] = []
+    options = {"model": dying(0.2), "init": tmp_path / "first.safetensors", "on_note": notes.append}
+    recipe = tiny_recipe(epochs=4, learning_rate=0.5, learning_rate_drops=())
+    train(recipe, tiny_data, tmp_path / "run", device="cpu", **options)
+    assert not any("dead start" in note for note in notes), notes
+    assert [line["learning_rate"] for line in metrics(tmp_path / "run")] == [0.5] * 4
 
 
 def test_constant_output_is_recognized_by_its_cross_entropy() -> None:

@@ -53,6 +53,20 @@ def test_test_accuracy_of_a_network_that_returns_a_mapping(tmp_path: Path, tiny_
     assert 0 < run.metrics[0]["test_noisy_accuracy"] <= 1
 
 
+class SevenInEvalMode(nn.Linear):
+    def forward(self, images: Tensor) -> Tensor:
+        logits = super().forward(images.flatten(1))
+        return logits if self.training else nn.functional.one_hot(torch.full((len(images),), 7), 10).float()
+
+
+def test_test_accuracy_is_that_in_eval_mode(tmp_path: Path, tiny_data: ImageData) -> None:
+    """Batch norm and dropout compute otherwise while a network is trained."""
+    sevens = tiny_data.subset((tiny_data.labels == 7).nonzero().flatten())
+    options = {"model": SevenInEvalMode(784, 10), "test_data": sevens}
+    run = sc.train(tiny_recipe(epochs=1), tiny_data, tmp_path / "run", device="cpu", **options)
+    assert run.metrics[0]["test_noisy_accuracy"] == 1
+
+
 @pytest.mark.parametrize(("shape", "classes"), [((1, 14, 14), 10), ((3, 28, 28), 10), ((1, 28, 28), 11)])
 def test_other_test_images_are_refused_before_training(
     tmp_path: Path, tiny_data: ImageData, shape: tuple[int, int, int], classes: int

@@ -33,6 +33,7 @@ from smoothcert.objectives import (
 )
 from smoothcert.training import resume as resume_module
 from smoothcert.training.checkpoint import load_run
+from smoothcert.training.divergence import stop_if_loss_diverged, stop_if_weights_diverged
 from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
 from smoothcert.training.meter import Meter
 from smoothcert.training.resume import load_state
@@ -378,6 +379,19 @@ def test_diverging_loss_stops_the_run_before_it_is_saved(tmp_path: Path, tiny_da
         train(recipe, tiny_data, tmp_path / "run", device="cpu")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / MODEL).exists()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1e9])
+def test_a_loss_or_weight_that_is_no_number_or_too_large_stops_the_run(tmp_path: Path, number: float) -> None:
+    meter = SimpleNamespace(names=["loss"], steps=lambda: torch.tensor([[1.0], [number], [1.0]]))
+    run: Any = SimpleNamespace(folder=tmp_path, epoch=3, meter=meter, model=nn.Linear(3, 2))
+    with pytest.raises(WorkError, match="the loss diverged in epoch 3, step 1"):
+        stop_if_loss_diverged(run)
+    stop_if_weights_diverged(run)
+    with torch.no_grad():
+        run.model.weight[1, 2] = number
+    with pytest.raises(WorkError, match="the weights diverged in epoch 2"):
+        stop_if_weights_diverged(run)
 
 
 def test_too_few_images_are_refused(tmp_path: Path) -> None:

@@ -292,6 +292,31 @@ def test_truncated_state_is_refused_and_kept(half: Path, tiny_data: ImageData) -
         refused_and_unchanged(half, tiny_data, r"state\.pt: damaged")
 
 
+class WritesAFile:
+    """Writes the file `marker` when it is unpickled the ordinary way."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return open, (str(self.marker), "w")
+
+
+def test_code_in_a_state_does_not_run(half: Path, tiny_data: ImageData, tmp_path: Path) -> None:
+    changed_state(half, further=WritesAFile(tmp_path / "marker"))
+    refused_and_unchanged(half, tiny_data, r"state\.pt: damaged")
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("name", [STATE, MODEL])
+def test_a_folder_in_place_of_a_file_is_refused(half: Path, name: str) -> None:
+    """As pipes and devices are, which would be read for ever."""
+    (half / name).unlink()
+    (half / name).mkdir()
+    with pytest.raises(RequestError, match=rf"{name}: expected a file, got a folder"):
+        load_state(half) if name == STATE else load_run(half)
+
+
 def test_a_changed_bit_in_a_weight_is_refused(half: Path, tiny_data: ImageData) -> None:
     *_, weight = (tensor for tensor in load_run(half).model.state_dict().values() if tensor.ndim == 2)
     for name in (STATE, MODEL):

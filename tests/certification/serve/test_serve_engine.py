@@ -89,9 +89,10 @@ def test_requests_that_are_stopped_end_at_a_look(how: str) -> None:
         while len(scheduler):
             if how == "disconnect" and len(claims) == moment:
                 stopped.cancelled = True
-            scheduler.step()
+            ended = [job for job in scheduler.step() if job.ending is not None]
             claims.append(stopped.certificate())
             now[0] += 1
+        assert ended == [stopped], "it is answered and logged"
         assert stopped.certificate().n in (0, *stopped.plan.looks)
         if stopped.ending != how:
             assert moment > 1

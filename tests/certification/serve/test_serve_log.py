@@ -172,3 +172,18 @@ def test_rows_that_claim_more_than_their_votes_show_are_refused(
     path.write_text(HEADER + "\t".join((row | change).values()) + "\n")
     with pytest.raises(WorkError, match="line 2: damaged"):
         read_log(path)
+
+
+def test_the_reserved_bound_before_the_last_look_is_refused(tmp_path: Path) -> None:
+    """All of 1500 votes agree, of at most 2000: no radius above the grid, whose largest is 1.25, has been tested."""
+    log = CertificateLog(tmp_path, MODELS)
+    append(log, 2000, "sequential", wrong=0)
+    append(log, 2000, "sequential", wrong=0, looks=3)
+    log.close()
+    path = tmp_path / FIRST
+    last, early = (row.certificate for row in read_log(path)[0])
+    assert (last.n, early.n) == (2000, 1500)
+    assert last.radius > early.radius == pytest.approx(1.25)
+    path.write_text(path.read_text().replace(f"\t{early.radius!r}\t", "\t1.29\t"))
+    with pytest.raises(WorkError, match=r"line 3: damaged \(the radius 1\.29 exceeds 1\.25"):
+        read_log(path)
