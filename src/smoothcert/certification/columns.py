@@ -25,10 +25,10 @@ LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
 _NUMBER = "[0-9]{1,18}+"
 """18 digits always fit into 64 bits."""
 _USUAL_ROWS = re.compile(
-    rf"(?:{_NUMBER}\t{_NUMBER}\t-?{_NUMBER}\t[^\t\n]++\t[01]\t[^\t\n]++\t{_NUMBER}\t{_NUMBER}\t{_NUMBER}\t"
+    rf"(?:{_NUMBER}\t{_NUMBER}\t-?{_NUMBER}\t[^\t\n_]++\t[01]\t[^\t\n_]++\t{_NUMBER}\t{_NUMBER}\t{_NUMBER}\t"
     rf"{_NUMBER}:{_NUMBER}(?:,{_NUMBER}:{_NUMBER})*+\n)*+"
 )
-"""Rows of ten cells, the last of which are votes such as `3:998,5:2`."""
+"""Rows of ten cells, the last of which are votes such as `3:998,5:2`. Python would allow underscores in numbers."""
 
 
 @dataclass(frozen=True, eq=False)
