@@ -17,10 +17,8 @@ from smoothcert import ABSTAIN, Cascade, Ensemble, SmoothedClassifier, certify_d
 from smoothcert.attacks import smoothed_pgd
 from smoothcert.certification.attack import (
     Attacker,
-    AttackRecipe,
     AttackStatus,
     attack_dataset,
-    complete_attack_recipe,
     noise_key,
 )
 from smoothcert.certification.attack_file import (
@@ -34,6 +32,7 @@ from smoothcert.certification.attack_file import (
     parse_row,
     read_attacks,
 )
+from smoothcert.certification.attack_recipe import AttackRecipe, complete_attack_recipe
 from smoothcert.certification.certificates import CertificatesFile, CertifiedImage
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError, WorkError

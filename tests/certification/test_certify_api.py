@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import smoothcert as sc
-from smoothcert.certification.attack import AttackRecipe, attack_dataset
+from smoothcert.certification.attack import attack_dataset
+from smoothcert.certification.attack_recipe import AttackRecipe
 from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.certification.model_provenance import unfinished
 from smoothcert.data import images_from_dataset, load_folder, mnist

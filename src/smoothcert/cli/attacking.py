@@ -73,7 +73,8 @@ def attack(
     if certificates is not None:
         check_file(certificates, "a certificates file")
     check_file_name(name)
-    from smoothcert.certification.attack import attack_dataset, complete_attack_recipe
+    from smoothcert.certification.attack import attack_dataset
+    from smoothcert.certification.attack_recipe import complete_attack_recipe
     from smoothcert.certification.certificates import read_certificates
     from smoothcert.certification.shards import Selection
     from smoothcert.cli.certify_targets import if_elsewhere, results_folder, subject_for_images
