@@ -4,6 +4,8 @@ import inspect
 import re
 import runpy
 import shutil
+import subprocess
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -52,6 +54,13 @@ def test_every_public_name_is_documented_with_an_example(name: str) -> None:
     shown = re.findall(rf"^{name}\(.*\)$", section, flags=re.MULTILINE)
     if inspect.isfunction(value) or shown:
         assert shown == [f"{name}{signature(value)}"]
+
+
+def test_the_layer_that_the_doctor_names_needs_no_import_of_its_own() -> None:
+    code = "import smoothcert; print(smoothcert.models.Normalize((0.5,), (0.25,)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Normalize")
 
 
 def test_the_page_documents_nothing_else() -> None:

@@ -89,6 +89,8 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         module = import_module(f"smoothcert.{_MODULES[name]}")
         return module if name == "losses" else getattr(module, name)
+    if name == "models":  # the doctor's advice names smoothcert.models.Normalize
+        return import_module("smoothcert.models")
     raise AttributeError(f"module 'smoothcert' has no attribute {name!r}")
 
 

@@ -353,6 +353,17 @@ def test_a_narrow_terminal_keeps_names_and_acr() -> None:
     assert "2.75" in out.getvalue()
 
 
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_name_wider_than_the_terminal_hides_no_number(width: int) -> None:
+    """The name takes several lines instead."""
+    name = "long-" * 30 + "name"
+    shown = io.StringIO()
+    rows = [summary(name, 0.5, 1.25, "consistency", accuracy_at={0.0: 0.75, 0.5: 0.5})]
+    Console(file=shown, width=width).print(terminal_table(rows, width))
+    assert {"0.50", "1.250", "75.0"} <= set(shown.getvalue().split())
+    assert "".join(line.split("│")[2].strip() for line in shown.getvalue().splitlines() if line[0] == "│") == name
+
+
 def test_a_narrow_terminal_drops_votes_before_radii() -> None:
     rows = [summary(f"run{i}", 0.5, 1.25, "consistency", votes=10**i) for i in range(2)]
     wide, narrow = (

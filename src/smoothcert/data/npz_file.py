@@ -127,7 +127,7 @@ def _channels_first(path: Path, name: str, images: NDArray[Any]) -> NDArray[np.u
     last = images.ndim == 4 and images.shape[3] in CHANNELS
     wrong_axes = images.ndim not in (3, 4) or (images.ndim == 4 and first == last) or 0 in shape
     if wrong_axes or images.dtype != np.uint8:
-        advice = "add images" if 0 in shape else "reorder the axes, and convert pixels to 0..255"
+        advice = "add images" if 0 in shape else "reorder the axes, and convert pixels to uint8 in 0..255"
         raise RequestError(
             f"npz:{path}: expected {name} of dtype uint8 as [n, h, w], [n, h, w, c] or [n, c, h, w] with c 1 or 3, got "
             f"{images.dtype} of shape {shape}; {advice}"

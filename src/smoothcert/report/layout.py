@@ -180,7 +180,8 @@ def comma_separated(content: Layout) -> str:
 def terminal(content: Layout, width: int, caption: str = "") -> Table:
     """A table for a terminal of `width` columns, without some radii if it is too narrow for all.
 
-    Names are shown as they are, never read as rich markup.
+    If it is still too wide, names take several lines, so that all numbers are readable. Names are shown as they are,
+    never read as rich markup.
     """
     fit = content.for_reading().fitting(width)
     radii = [sum(column.radius is not None for column in part.columns) for part in (fit, content)]
@@ -188,8 +189,8 @@ def terminal(content: Layout, width: int, caption: str = "") -> Table:
     table = Table(caption="; ".join(filter(None, (caption, more))))
     for column in fit.columns:
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
-        overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.folds_at is None else "fold"
-        no_wrap = column.folds_at is None
+        no_wrap = column.numeric and column.folds_at is None
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if no_wrap else "fold"
         table.add_column(Text(column.title), justify=justify, no_wrap=no_wrap, overflow=overflow)
     for group in fit.groups:
         for row in group:
