@@ -186,6 +186,8 @@ def test_impossible_ensembles_are_refused() -> None:
     for consensus in (0, 1, 3, "2", 2.0):
         with pytest.raises(RequestError, match="fewer than the 3 members"):
             Ensemble(members, consensus)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="consensus: expected at least 3 networks, got 2; leave it out"):
+        Ensemble(members[:2], 2)
     assert len(Ensemble(member for member in members).members) == 3
     for one in (members[0], None):
         with pytest.raises(RequestError, match="members: expected"):

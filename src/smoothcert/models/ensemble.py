@@ -36,6 +36,8 @@ class Ensemble(nn.Module):
             raise RequestError(f"members: expected torch modules, got {unknown[0]}; wrap it in an nn.Module")
         if len(members) < 2:
             raise RequestError(f"members: expected at least 2 networks, got {len(members)}")
+        if consensus is not None and len(members) == 2:
+            raise RequestError("consensus: expected at least 3 networks, got 2; leave it out: both are evaluated")
         if consensus is not None and not (hasattr(consensus, "__index__") and 2 <= consensus < len(members)):
             raise RequestError(
                 f"consensus: expected at least 2 and fewer than the {len(members)} members, got {consensus!r}; "
