@@ -355,7 +355,11 @@ def test_images_of_other_shapes_are_refused(denoiser_run: Path) -> None:
         Denoised(denoiser.model, lambda x: x)  # type: ignore[arg-type]
 
 
-def test_python_refuses_what_a_denoiser_cannot_do(tmp_path: Path, tiny_data: ImageData, trained_run: Path) -> None:
+def test_python_refuses_what_a_denoiser_cannot_do(
+    tmp_path: Path, tiny_data: ImageData, trained_run: Path, denoiser_run: Path
+) -> None:
+    with pytest.raises(RequestError, match="expected a classifier, got the denoiser unet-small"):
+        sc.RunEnsemble([sc.load(trained_run), sc.load(denoiser_run)])
     classifier = sc.load(trained_run).model
     with pytest.raises(RequestError, match="classifier: expected none for gaussian"):
         sc.train(tiny_recipe(), tiny_data, tmp_path / "a", classifier=classifier, device="cpu")
