@@ -451,8 +451,9 @@ def test_folding_does_not_freeze_the_random_numbers_of_a_network(
 
 def test_two_processes_cannot_write_one_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    with only_writer(path), pytest.raises(RequestError, match="another process is writing it"):
-        certify(trained_run, test_data, path, [0])
+    for form in ("a.tsv", "a.tsv.gz"):  # of one file
+        with only_writer(path), pytest.raises(RequestError, match="another process is writing it"):
+            certify(trained_run, test_data, tmp_path / form, [0])
     assert not path.exists()
     assert len(certify(trained_run, test_data, path, [0])) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]
