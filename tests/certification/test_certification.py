@@ -121,6 +121,9 @@ def test_a_file_is_continued_without_doing_rows_again(trained_run: Path, test_da
     assert seen[-1].average_certified_radius == pytest.approx(sum(radii) / 4)
     assert seen[-1].total == 4
     assert seen[-1].votes_per_second > 0
+    certify_dataset(run, test_data, path, recipe(), indices=[3, 4], device=CPU, on_progress=seen.append)
+    assert [(status.done, status.total) for status in seen[2:]] == [(1, 2), (2, 2)], "rows of other images do not count"
+    assert seen[2].average_certified_radius == radii[3]
 
 
 def test_other_settings_are_refused(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
@@ -214,6 +217,17 @@ def test_missing_classes_are_reported() -> None:
     assert "9 of 10 classes (b, c, d, e, f, ...)" in str(missing_classes(named, Selection(1000, 1, 100).indices))
     three = replace(by_class, class_names=("a", "b\n", "c"))  # fewer names than classes
     assert "9 of 10 classes (b, c, 3, 4, 5, ...)" in str(missing_classes(three, Selection(1000, 1, 100).indices))
+
+
+def test_a_shard_lacks_no_class_that_the_other_shards_have(tmp_path: Path) -> None:
+    """The images of a shard are of one class, those of all shards together of ten."""
+    pixels, notes = torch.zeros(600, 1, 2, 5, dtype=torch.uint8), list[str]()
+    data, shard = ImageData(pixels, torch.arange(600) % 10, 10, "interleaved", "test"), recipe(n=20, shard=(1, 10))
+    options: dict[str, Any] = {"name": "mine", "device": CPU, "on_warning": notes.append}
+    file = certify_dataset(lambda images: images.flatten(1), data, tmp_path / "a.tsv", shard, **options)
+    assert [row.label for row in file] == [0] * 60
+    assert "missing" in str(missing_classes(data, [row.index for row in file]))
+    assert not [note for note in notes if "missing" in note]
 
 
 def test_classes_missing_by_chance_are_not_reported() -> None:
@@ -437,8 +451,9 @@ def test_folding_does_not_freeze_the_random_numbers_of_a_network(
 
 def test_two_processes_cannot_write_one_file(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    with only_writer(path), pytest.raises(RequestError, match="another process is writing it"):
-        certify(trained_run, test_data, path, [0])
+    for form in ("a.tsv", "a.tsv.gz"):  # of one file
+        with only_writer(path), pytest.raises(RequestError, match="another process is writing it"):
+            certify(trained_run, test_data, tmp_path / form, [0])
     assert not path.exists()
     assert len(certify(trained_run, test_data, path, [0])) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]
@@ -753,11 +768,12 @@ def test_too_large_numbers_are_refused(field: str) -> None:
             parse_recipe(CertifySettings, {field: value}, "certify")
 
 
+@pytest.mark.parametrize("name", ["a", "a[b]"])
 def test_parts_of_an_interrupted_team_are_continued_with_their_seed_and_versions(
-    trained_run: Path, test_data: ImageData, tmp_path: Path
+    trained_run: Path, test_data: ImageData, tmp_path: Path, name: str
 ) -> None:
     """Two processes were killed before their parts were joined: the settings exist, the file does not."""
-    path, part = tmp_path / "a.tsv", tmp_path / ".a.part1.tsv"
+    path, part = tmp_path / f"{name}.tsv", tmp_path / f".{name}.part1.tsv"
     rows = certify(trained_run, test_data, path, [0, 1], seed=77)
     path.rename(part)
     stored = read_settings(path)
@@ -774,7 +790,43 @@ def test_parts_of_an_interrupted_team_are_continued_with_their_seed_and_versions
     provenance = read_certificates(path).provenance
     assert (provenance["versions"], provenance["threads"]) == (first, 99)
     assert provenance["other_versions"] == [second, versions]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "a.tsv"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{name}.json", f"{name}.tsv"]
+
+
+def test_parts_of_other_settings_are_not_joined(trained_run: Path, test_data: ImageData, tmp_path: Path) -> None:
+    """Their radii hold with another probability."""
+    part = tmp_path / ".a.part1.tsv"
+    certify(trained_run, test_data, part, [0, 1], alpha=0.01)
+    before = part.read_bytes()
+    with pytest.raises(RequestError, match=r"part1\.tsv: was made with other settings \(alpha: the file has 0\.01"):
+        certify(trained_run, test_data, tmp_path / "a.tsv", [2])
+    assert part.read_bytes() == before
+    assert not (tmp_path / "a.tsv").exists()
+
+
+class First(Team):
+    """The first of two processes, which does not wait for the second."""
+
+    def wait(self) -> None:
+        pass
+
+    def agree(self, value: Any) -> Any:
+        return value
+
+
+def test_a_team_that_continues_a_file_keeps_the_versions_of_its_rows(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    path, run = tmp_path / "a.tsv", load_run(trained_run)
+    rows = certify(trained_run, test_data, path, [0, 1])
+    stored = read_settings(path)
+    write_settings(path, stored["settings"], {"versions": {"torch": "earlier"}, "threads": 99})
+    certify_dataset(run, test_data, path, recipe(), indices=[0, 1, 2, 3, 4], device=CPU, team=First(0, 2))
+    file = read_certificates(path)
+    assert [row.index for row in file] == [0, 1, 2, 4], "image 3 is for the second process"
+    assert rows.items() <= comparable(file.rows).items()
+    assert (file.provenance["versions"], file.provenance["threads"]) == ({"torch": "earlier"}, 99)
+    assert file.provenance["other_versions"] == [stored["provenance"]["versions"]]
 
 
 def test_default_settings_are_those_of_the_papers() -> None:

@@ -66,6 +66,7 @@ def test_file_records_the_stages_and_refuses_others(folders: list[Path], test_da
     assert file.settings["objective"] == "cascade of 3 (gaussian)"
     assert [member["training_sigma"] for member in file.settings["members"]] == [1.0, 0.5, 0.25]
     assert [member["run"] for member in file.provenance["members"]] == ["a", "b", "c"]
+    assert "accuracy" not in file.provenance, "the first stage alone need not be accurate"
     with pytest.raises(RequestError, match="weights_sha256: the file has"):
         certify_dataset(of(folders[:2]), test_data, path, max_images=4, **SETTINGS)
     with pytest.raises(RequestError, match="which stage of a cascade answers depends on alpha; certify again"):
@@ -146,6 +147,8 @@ def test_other_rules_and_runs_that_do_not_fit_are_refused(
         Cascade(cascade.stages[0])  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"expected falling sigmas, got 0\.25, 0\.5"):
         of(folders[:0:-1])
+    with pytest.raises(RequestError, match=r"expected falling sigmas, got 0\.5, 0\.5"):
+        Cascade([load(folders[1]).smoothed(), load(folders[1]).smoothed()])
     with pytest.raises(RequestError, match="cascade: expected different runs"):
         of([*folders, folders[0]])
     with pytest.raises(RequestError, match="expected at least 2 smoothed classifiers, got 0"):

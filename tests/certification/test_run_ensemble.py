@@ -93,6 +93,9 @@ def test_runs_that_do_not_fit_together_are_refused(folders: list[Path], tmp_path
     assert len(RunEnsemble(load_run(folder) for folder in folders).runs) == len(folders)
     with pytest.raises(RequestError, match="got one of them twice"):
         load([*folders, folders[0]])
+    fewer = replace(first, folder=tmp_path / "fewer", spec=replace(first.spec, num_classes=9))
+    with pytest.raises(RequestError, match="ensemble: expected the same number of classes for all members, got 10 for"):
+        RunEnsemble([first, fewer])
     for number in (0, 1):
         with pytest.raises(RequestError, match=f"at least 2 networks, got {number}"):
             load(folders[:number])

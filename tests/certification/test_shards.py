@@ -118,6 +118,22 @@ def test_a_shard_that_lacks_rows_is_refused(tmp_path: Path) -> None:
         merge_certificates(paths, tmp_path / "all.tsv")
 
 
+def test_a_torn_file_whose_selection_is_not_known_is_refused(tmp_path: Path) -> None:
+    with certificates_writer(tmp_path / "a.tsv", SETTINGS, {}) as writer:
+        writer.append([row(0), row(1)])
+    (tmp_path / "a.tsv").write_text((tmp_path / "a.tsv").read_text()[:-5])
+    with pytest.raises(RequestError, match=r"a\.tsv ends in the middle of a row"):
+        merge_certificates([tmp_path / "a.tsv"], tmp_path / "all.tsv")
+
+
+def test_files_that_are_no_shards_do_not_become_the_selection_of_the_first(tmp_path: Path) -> None:
+    for name, selection in (("a", Selection(20, max_images=3)), ("b", Selection(20, skip=4))):
+        with certificates_writer(tmp_path / f"{name}.tsv", SETTINGS, {"selection": selection.to_mapping()}) as writer:
+            writer.append([row(i) for i in selection.indices])
+    assert merge_certificates([tmp_path / "a.tsv", tmp_path / "b.tsv"], tmp_path / "all.tsv") == 7
+    assert "selection" not in read_certificates(tmp_path / "all.tsv").provenance
+
+
 def test_more_shards_than_images_are_complete(tmp_path: Path) -> None:
     assert merge_certificates(shards(tmp_path, 4, images=2), tmp_path / "all.tsv") == 2
 

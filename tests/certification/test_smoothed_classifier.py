@@ -27,6 +27,7 @@ import smoothcert.certification.smoothed_classifier as module
 from smoothcert import ABSTAIN, Certificate, CertificateBatch, RequestError, SmoothedClassifier
 from smoothcert.classifier import check_logits, evaluating
 from smoothcert.data import ImageData
+from smoothcert.io.results import only_writer
 from smoothcert.models import Normalize
 from smoothcert.noise import Gaussian
 from smoothcert.smoothing.bounds import error_upper_bound
@@ -682,6 +683,7 @@ def test_a_file_is_resumed_with_another_batch_size(tmp_path: Path) -> None:
         ({"data": [(IMAGES.flip(0), LABELS)]}, "was made with other settings .*images_sha256"),
         ({"data": [IMAGES]}, "for a certificates file, got inputs alone"),
         ({"data": DataLoader(TensorDataset(IMAGES, LABELS), shuffle=True)}, "use shuffle=False"),
+        ({"data": DataLoader(TensorDataset(IMAGES, LABELS), batch_sampler=[[2], [0, 1]])}, "use shuffle=False"),
         ({"out": "certificates.txt"}, "ends in .tsv"),
     ],
 )
@@ -690,6 +692,12 @@ def test_a_file_of_other_settings_is_refused(changes: dict[str, Any], message: s
     list(smoothed().certify_loader(**options))
     with pytest.raises(RequestError, match=message):
         list(smoothed().certify_loader(**(options | changes)))
+
+
+def test_a_loader_does_not_write_a_file_that_another_process_writes(tmp_path: Path) -> None:
+    stream = smoothed().certify_loader([(IMAGES, LABELS)], n=50, out=tmp_path / "x.tsv")
+    with only_writer(tmp_path / "x.tsv"), pytest.raises(RequestError, match="another process is writing it"):
+        list(stream)
 
 
 @pytest.mark.parametrize(

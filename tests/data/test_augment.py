@@ -88,3 +88,6 @@ def test_augmentation_does_not_depend_on_the_share() -> None:
     again, other = (torch.cat([images for images, _ in data.batches(order, slice(0, 8), seed)]) for seed in (7, 8))
     assert torch.equal(again, torch.cat([images for images, _ in whole]))
     assert not torch.equal(again, other)
+    for row, (images, labels) in zip(order, data.batches(order, slice(0, 8), None), strict=True):
+        assert torch.equal(images, data.batch(row)[0]), "without a seed nothing is augmented"
+        assert torch.equal(labels, row % 10)

@@ -473,6 +473,20 @@ def test_catrs_keeps_all_noises_of_a_confident_image_for_every_draw() -> None:
     assert binomial(torch.full_like(uniform, 0.5), 2, uniform).tolist() == [1, 1, 1, 2, 2]
 
 
+def test_catrs_draws_the_same_noises_from_logits_in_half_precision() -> None:
+    """Shares of right noises such as 1/3 are not rounded to bfloat16, which would move one draw in 500."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 10_000, 2, generator=generator).bfloat16()
+    labels, uniform = torch.zeros(10_000, dtype=torch.int64), torch.rand(10_000, generator=generator)
+    targets = torch.eye(2)[labels]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half, single = (
+            CatRs(num_noise=3).from_logits(z, z, labels, targets, uniform) for z in (logits, logits.float())
+        )
+    for name in ("low", "high"):
+        assert half.terms[name].item() == pytest.approx(single.terms[name].item(), rel=1e-5)
+
+
 def test_the_input_gradient_of_the_transcription() -> None:
     """The derivative written by hand in `reference` equals its central differences."""
     step = draw(3)

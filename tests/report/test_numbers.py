@@ -61,6 +61,8 @@ def test_numbers_of_a_run_against_a_loop(seed: int) -> None:
     assert implied_l_infinity(run) == run.acr / 28, "MNIST has 28 x 28 values"
     cifar10 = replace(run, dataset="cifar10 (not the official files)")
     assert implied_l_infinity(cifar10) == pytest.approx(run.acr / (3 * 32 * 32) ** 0.5)
+    in_l1 = summary_of(shuffled, noise="laplace")
+    assert implied_l_infinity(in_l1) is None, "the cube inside an L1 ball is smaller by d, not by its root"
 
 
 def test_tables_of_classes_and_columns_of_csv_against_a_loop() -> None:
@@ -322,6 +324,8 @@ def test_the_constant_classifier() -> None:
         ({"alpha": None}, "alpha differs (0.001 and not recorded)"),
         ({"radius_loss": 0.1}, "radius loss differs (0 and 0.1)"),
         ({"radii": [0.5]}, "radii differs (none and [0.5])"),
+        ({"label_aware": True}, "label-aware differs (False and True)"),
+        ({"sound": True}, "sound differs (False and True)"),
     ],
 )
 def test_runs_that_are_certified_otherwise_are_not_ranked(changes: dict[str, object], reason: str) -> None:
@@ -330,6 +334,13 @@ def test_runs_that_are_certified_otherwise_are_not_ranked(changes: dict[str, obj
     assert reason in comparison.obstacles
     assert (comparison.best, comparison.paired, comparison.ranked) == ((), (), False)
     assert f"These runs are not ranked: {reason}" in headlines([comparison])[0]
+
+
+def test_runs_none_of_which_records_its_alpha_are_not_ranked() -> None:
+    runs = [summary_of(random_rows(seed, 9, 1), name, alpha=None) for seed, name in enumerate("ab")]
+    (comparison,) = comparisons(runs)
+    assert comparison.obstacles == ("alpha is not recorded",)
+    assert not comparison.ranked
 
 
 def test_runs_certified_by_one_rule_are_compared_whatever_n_it_chose_for_their_images() -> None:

@@ -14,9 +14,9 @@ from smoothcert.errors import RequestError
 from smoothcert.papers.tables import dataset_of, paper_table, paper_table_names
 from smoothcert.report import Published, summarize, write_report
 from smoothcert.report.document import terminal_report
-from smoothcert.report.published import AS_PUBLISHED, certified_otherwise
+from smoothcert.report.published import AS_PUBLISHED, certified_otherwise, published_rows
 
-from .conftest import MakeRun, as_file, image
+from .conftest import MakeRun, as_file, image, our_file
 
 TABLE = "smoothmix/table2"
 ROW = Published(TABLE, "SmoothMix (eta=5)", 0.3, {0.0: 60.0, 0.5: 39.9, 1.0: 12.0}, ("epochs 2, the paper's 90",))
@@ -213,6 +213,13 @@ def test_certificates_at_another_sigma_than_the_training(make_run: MakeRun, tmp_
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
     write_report([good, bad], tmp_path / "out", ["csv"], published=only("a")), "what is not compared may differ"
+
+
+def test_certificates_with_a_randomized_bound_are_not_compared() -> None:
+    """Their radii are larger: the papers' bound is one-sided."""
+    file = our_file(bound="randomized")
+    with pytest.raises(RequestError, match="expected the one-sided bound to compare with smoothmix/table2, got random"):
+        published_rows([("a", file)], lambda file: ROW)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ def test_a_mean_exceeds_another_by_a_t_test(seeds: int, other_seeds: int) -> Non
         {"objective": {"name": "gaussian", "num_noise": 2}},
         {"settings": {"sigma": 1.0}},
         {"settings": {"alpha": 0.01}},
+        {"settings": {"bound": "two-sided"}},
         {"settings": {"precision": "bf16"}},
         {"settings": {"label_aware": True}},
         {"settings": {"dataset": "mnist-sample"}},

@@ -79,19 +79,39 @@ def test_the_loss_equals_the_formula(weight: float | None) -> None:
     images, noise = torch.rand(3, 1, 4, 4, dtype=torch.float64), torch.randn(2, 3, 1, 4, 4, dtype=torch.float64)
     denoiser = nn.Conv2d(1, 1, 3, padding=1).double()
     classifier = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double()
-    squared, stability = [], []
+    squared, stability, logits = [], [], []
     for draw in noise:
         for image, delta in zip(images, draw, strict=True):
             clean = denoiser((image + delta)[None])
             squared.append(float(((clean - image) ** 2).mean()))
-            target, output = classifier(image[None])[0].softmax(0), classifier(clean)[0].softmax(0)
+            logits.append(classifier(clean)[0])
+            target, output = classifier(image[None])[0].softmax(0), logits[-1].softmax(0)
             stability.append(-sum(float(t) * float(o.log()) for t, o in zip(target, output, strict=True)))
     expected = np.mean(squared) + (weight or 0.0) * np.mean(stability)
     network = Denoised(denoiser, None if weight is None else classifier)
     progress = Progress(0.5, torch.ones(()), torch.ones(()), torch.zeros(3))
     terms = Denoising(stability_weight=weight or 0.0).loss(network, images, torch.zeros(3), noise, progress)
     assert float(terms.loss) == pytest.approx(expected, rel=1e-9)
-    assert (terms.noisy_logits is None) == (weight is None)
+    if weight is None:
+        assert terms.noisy_logits is None
+    else:
+        torch.testing.assert_close(terms.noisy_logits, torch.stack(logits).view(2, 3, 5))
+
+
+class Rounding(nn.Module):
+    """Gives its input in bfloat16, as a denoiser does under autocast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.bfloat16()
+
+
+def test_the_error_of_a_denoiser_in_half_precision_is_measured_from_the_exact_image() -> None:
+    images = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    progress = Progress(0.5, torch.ones(()), torch.ones(()), torch.zeros(3))
+    network, noise = Denoised(Rounding(), None), torch.zeros(1, *images.shape)
+    terms = Denoising().loss(network, images, torch.zeros(3), noise, progress)
+    rounding = images.numpy().astype(np.float64) - images.bfloat16().float().numpy()
+    assert float(terms.loss) == pytest.approx(np.mean(rounding**2), rel=1e-5)
 
 
 def test_the_classifier_behind_a_denoiser_is_a_frozen_copy_in_eval_mode() -> None:
@@ -335,7 +355,11 @@ def test_images_of_other_shapes_are_refused(denoiser_run: Path) -> None:
         Denoised(denoiser.model, lambda x: x)  # type: ignore[arg-type]
 
 
-def test_python_refuses_what_a_denoiser_cannot_do(tmp_path: Path, tiny_data: ImageData, trained_run: Path) -> None:
+def test_python_refuses_what_a_denoiser_cannot_do(
+    tmp_path: Path, tiny_data: ImageData, trained_run: Path, denoiser_run: Path
+) -> None:
+    with pytest.raises(RequestError, match="expected a classifier, got the denoiser unet-small"):
+        sc.RunEnsemble([sc.load(trained_run), sc.load(denoiser_run)])
     classifier = sc.load(trained_run).model
     with pytest.raises(RequestError, match="classifier: expected none for gaussian"):
         sc.train(tiny_recipe(), tiny_data, tmp_path / "a", classifier=classifier, device="cpu")

@@ -38,14 +38,16 @@ def test_the_loss_equals_the_formula() -> None:
     torch.manual_seed(0)
     images, noise = torch.rand(3, 1, 2, 2, dtype=torch.float64), torch.randn(2, 3, 1, 2, 2, dtype=torch.float64)
     model, teacher = (nn.Sequential(nn.Flatten(), nn.Linear(4, 5)).double() for _ in range(2))
-    divergences = []
+    divergences, cross_entropies = [], []
     for draw in noise:
         for image, delta in zip(images, draw, strict=True):
             answers = [net((image + delta)[None])[0].softmax(0).tolist() for net in (teacher, model)]
             divergences.append(sum(g * math.log(g / f) for g, f in zip(*answers, strict=True)))
+            cross_entropies.append(-math.log(answers[1][0]))
     progress = Progress(0.5, torch.ones(()), torch.ones(()), torch.zeros(3), teacher=teacher)
     terms = Distillation().loss(model, images, torch.zeros(3, dtype=torch.int64), noise, progress)
     assert terms.loss.item() == pytest.approx(sum(divergences) / len(divergences), rel=1e-9)
+    assert terms.terms["cross_entropy"].item() == pytest.approx(sum(cross_entropies) / len(cross_entropies), rel=1e-9)
     terms.loss.backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert all(parameter.grad is not None for parameter in model.parameters())

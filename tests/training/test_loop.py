@@ -448,6 +448,7 @@ def test_settings_without_effect_are_reported(tmp_path: Path, tiny_data: ImageDa
         ("other", {}, {"capture": False, "compiling": "never"}),
         ("deferred", {"objective": Macer(num_noise=1, deferred=True), "learning_rate_drops": ()}, {}),
         ("dropped", {"objective": Macer(num_noise=1, deferred=True), "epochs": 2}, {}),
+        ("at once", {"objective": Macer(num_noise=1), "learning_rate_drops": ()}, {}),
     ):
         recipe = tiny_recipe(**{"epochs": 1, **changes})
         train(recipe, data, tmp_path / name, device="cpu", on_note=notes.append, **options)

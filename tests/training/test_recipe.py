@@ -36,6 +36,14 @@ def test_every_preset_survives_yaml(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_has_batch_size_noisy_inputs_except_for_macer(name: str) -> None:
+    """MACER's published runs take all 16 noises of a whole batch in one step."""
+    recipe = tiny_recipe(objective=OBJECTIVES[name](), batch_size=64)
+    noisy_inputs = recipe.images_per_step * recipe.objective.num_noise
+    assert noisy_inputs == (16 * 64 if name == "macer" else 64)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_field_is_described(name: str) -> None:
     assert OBJECTIVES[name].name == name
     assert all(field.description for field in OBJECTIVES[name].model_fields.values())
