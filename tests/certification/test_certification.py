@@ -374,12 +374,28 @@ def test_rules_that_exclude_each_other_are_refused(changes: dict[str, object], m
         parse_recipe(CertifySettings, changes, "certify")
 
 
-def test_a_later_setting_is_written_only_if_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of earlier versions, which lack it, can be continued: their settings must equal those of the request."""
-    monkeypatch.setattr(CertifySettings, "later_fields", ("sound",))
-    usual, sound = (CertifyRecipe(sigma=0.5, seed=1, sound=value).to_mapping() for value in (False, True))
-    assert "sound" not in usual
-    assert sound == usual | {"sound": True}
+def test_a_file_without_a_later_setting_is_continued_as_if_it_were_off(
+    trained_run: Path, test_data: ImageData, tmp_path: Path
+) -> None:
+    path = tmp_path / "test.tsv"
+    first = certify(trained_run, test_data, path, [0])
+    stored = read_settings(path)
+    later = ("label_aware", "compile", "radius_loss")
+    settings = {name: value for name, value in stored["settings"].items() if name not in later}
+    write_settings(path, settings, stored["provenance"])
+
+    both = certify(trained_run, test_data, path, [0, 1])
+    assert set(both) == {0, 1}
+    assert both[0] == first[0]
+    with pytest.raises(RequestError, match="label_aware: the file has None, the request True"):
+        certify(trained_run, test_data, path, [2], label_aware=True)
+
+
+def test_every_setting_is_off_by_default_or_as_old_as_the_files() -> None:
+    """A later setting with another default would keep every earlier file from being continued."""
+    first = {"n0", "n", "alpha", "precision", "bound", "skip", "shard"}
+    on = {name for name, field in CertifySettings.model_fields.items() if field.default}
+    assert on == first
 
 
 def test_every_setting_is_checked_in_files_that_are_read() -> None:

@@ -76,7 +76,9 @@ def differing_settings(
 ) -> list[str]:
     """`field: the file has X, the request Y` for each field that differs; `names` are the words for the two sides.
 
-    Digests are last, and shortened to twelve characters. Names of data and code may write their path in another way.
+    A setting that only one side has, and that is off there (None, False, 0 or empty), does not differ: an earlier
+    version did not know it. Digests are last, and shortened to twelve characters. Names of data and code may write their
+    path in another way.
     """
 
     def meant(value: object) -> object:
@@ -86,6 +88,8 @@ def differing_settings(
     differences = []
     for key in sorted({**stored, **normal}, key=lambda key: key.endswith(DIGEST)):
         values = stored.get(key), normal.get(key)
+        if (key in stored) != (key in normal) and not any(values):
+            continue
         if meant(values[0]) != meant(values[1]):
             first, second = (
                 repr(value[:12] if key.endswith(DIGEST) and isinstance(value, str) else value) for value in values
