@@ -51,8 +51,16 @@ def plain(model: nn.Module) -> nn.Module:
     if not isinstance(model, LeNet):
         return model
     return nn.Sequential(
-        *(model.conv1, nn.ReLU(), nn.MaxPool2d(2), model.conv2, nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), model.fc1, nn.ReLU(), model.fc2),
+        model.conv1,
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        model.conv2,
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        model.fc1,
+        nn.ReLU(),
+        model.fc2,
     )
 
 

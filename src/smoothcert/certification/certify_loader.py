@@ -235,7 +235,8 @@ def _stream(
             bar.update(task, completed=position)
             yield CertificateBatch.of(
                 [rows[index].certificate for index in indices],
-                *(prepared.counter.num_classes, inputs.device),
+                prepared.counter.num_classes,
+                inputs.device,
                 labels=labels,
                 indices=indices if source.ordered else None,
             )

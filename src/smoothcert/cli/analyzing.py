@@ -78,7 +78,8 @@ class ComparisonOptions(ImageOptions, FigureOptions):
         output = self.output(name)
         device = find_device(self.device)
         compared = load_compared_runs(
-            *(runs, device),
+            runs,
+            device,
             sigma=self.sigma,
             dataset=self.dataset,
             image_size=self.image_size,
@@ -144,7 +145,9 @@ def interpolate(
 
     with counting_bar({"interpolate": len(runs)}) as show:
         result = walk(
-            *(compared, index, attack.on(compared)),
+            compared,
+            index,
+            attack.on(compared),
             points=points,
             num_noise=n,
             seed=comparison.seed,
@@ -176,7 +179,9 @@ def mixing(
     indices = Selection(len(compared.data), skip, max_images).indices
     with counting_bar({f"mixing {run.name}": len(indices) for run in compared.runs}) as show:
         result = mixing_ratios(
-            *(compared, indices, unrestricted),
+            compared,
+            indices,
+            unrestricted,
             num_noise=n,
             seed=comparison.seed,
             on_progress=lambda run, done: show(f"mixing {run}", done),

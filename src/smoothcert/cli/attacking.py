@@ -105,7 +105,12 @@ def attack(
     indices = [known[i] for i in Selection(len(known), skip, max_images).indices]
     with status_bar(f"attack {folder.name}") as show:
         file = attack_dataset(
-            *(subject, images, indices, recipe, path, torch_device),
+            subject,
+            images,
+            indices,
+            recipe,
+            path,
+            torch_device,
             certificates=certified,
             on_progress=show,
         )

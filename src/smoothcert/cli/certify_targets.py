@@ -138,7 +138,10 @@ def certify_target(
                 show.note(estimate.in_words(settings, len(images)))
 
         file = certify_dataset(
-            *(target.subject, images, target.path, settings),
+            target.subject,
+            images,
+            target.path,
+            settings,
             device=device,
             team=group,
             on_progress=show,

@@ -86,7 +86,9 @@ def train_denoiser(
     if classifier is not None:
         network = load_classifier(classifier, images.num_classes, classifier_init, console.note)
     train_with_bar(
-        *(recipe, images, out),
+        recipe,
+        images,
+        out,
         classifier=network,
         init=init,
         resume=resume,

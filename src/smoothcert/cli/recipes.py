@@ -185,9 +185,9 @@ def recipe_for_data(
             "give --preset NAME, --recipe FILE, or --dataset NAME --method NAME --sigma S; `smoothcert presets` and "
             "`smoothcert datasets` list the names"
         )
-    for option, value in (("--method NAME", options.objective), ("--sigma S", sigma)):
-        if value is None:
-            raise RequestError(f"{option}: missing; without a preset it must be given with --dataset {options.dataset}")
+    if options.objective is None or sigma is None:
+        option = "--method NAME" if options.objective is None else "--sigma S"
+        raise RequestError(f"{option}: missing; without a preset it must be given with --dataset {options.dataset}")
     refuse_absent_data(options.dataset)
     from smoothcert.models import check_name, check_own_code
     from smoothcert.training.default_recipe import default_recipe
@@ -201,7 +201,10 @@ def recipe_for_data(
         check_own_code(options.model)
     images = load(options.dataset, "train", image_size)
     return default_recipe(
-        *(images, options.dataset, sigma, str(options.objective)),  # type: ignore[arg-type]
+        images,
+        options.dataset,
+        sigma,
+        options.objective,
         image_size=image_size,
         model=options.model,
         epochs=options.epochs,

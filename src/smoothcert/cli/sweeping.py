@@ -48,7 +48,11 @@ def sweep(
     sigmas = levels or (None,)
     bases = {
         f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(
-            *(options, value, files.image_size, fixed, files.load),
+            options,
+            value,
+            files.image_size,
+            fixed,
+            files.load,
             silent=value != sigmas[0],  # the defaults are the same for all
         )
         for value in sigmas

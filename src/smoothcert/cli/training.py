@@ -106,7 +106,9 @@ def train(
     if teacher:
         classifier, images = load_teacher(teacher, recipe, images, console.warn)
     train_with_bar(
-        *(recipe, images, out),
+        recipe,
+        images,
+        out,
         classifier=classifier,
         classifier_folders=[folder.resolve().name for folder in teacher],
         resume=resume,
@@ -210,7 +212,8 @@ def import_(
             "them out"
         )
     run = import_checkpoint(
-        *(file, out),
+        file,
+        out,
         sigma=sigma,
         arch=arch,
         dataset=dataset,

@@ -231,7 +231,9 @@ class DatasetReader:
         key = (name, split, image_size, channels)
         if key not in self._images:
             self._images[key] = load_dataset(
-                *(name, split, self.folder),
+                name,
+                split,
+                self.folder,
                 image_size=image_size,
                 classes=self.classes,
                 channels=self.channels or channels,

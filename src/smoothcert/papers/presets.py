@@ -145,32 +145,42 @@ PRESETS: dict[str, Preset] = {
     # As many steps per epoch as the methods with four noises: much of what they gain over Gaussian is that.
     "mnist/gaussian-m4": method_preset("mnist", Gaussian, None, {"num_noise": 4}),
     "mnist/attacked-noise": method_preset(
-        *("mnist", Gaussian, None, MNIST_SPHERE),
+        "mnist",
+        Gaussian,
+        None,
+        MNIST_SPHERE,
         protocol=COSINE | {"epochs": 121, "batch_size": 512, "learning_rate": 0.1},
     ),
     "mnist/stability": method_preset("mnist", Stability, "Stability"),
     "mnist/smoothadv": method_preset("mnist", SmoothAdv, "SmoothAdv"),
     # MACER multiplies its logits by 16: training in bf16 does not give the published curve, in fp32 it does.
     "mnist/macer": method_preset(
-        *("mnist", Macer, "MACER", {"weight": {0.25: 16.0, 0.5: 16.0, 1.0: 6.0}, "deferred": True}), precision="fp32"
+        "mnist", Macer, "MACER", {"weight": {0.25: 16.0, 0.5: 16.0, 1.0: 6.0}, "deferred": True}, precision="fp32"
     ),
     "mnist/consistency": method_preset(
         "mnist", Consistency, "Consistency", {"weight": {0.25: 10.0, 0.5: 5.0, 1.0: 5.0}}
     ),
     "mnist/smoothadv-consistency": method_preset(
-        *("mnist", Consistency, "SmoothAdv + Consistency (lambda=1)", {"num_noise": 4, "weight": 1, "adversary": {}}),
+        "mnist",
+        Consistency,
+        "SmoothAdv + Consistency (lambda=1)",
+        {"num_noise": 4, "weight": 1, "adversary": {}},
         table="consistency/supp-table2",
     ),
     "mnist/smoothmix": method_preset("mnist", SmoothMix, "SmoothMix (eta=5)", {"steps": MNIST_STEPS, "eta": 5}),
     "mnist/smoothmix-one-step": method_preset(
-        *("mnist", SmoothMix, "SmoothMix (eta=5) + one-step adversary"),
+        "mnist",
+        SmoothMix,
+        "SmoothMix (eta=5) + one-step adversary",
         {"steps": MNIST_STEPS, "eta": 5, "one_step": True},
     ),
     "mnist/smoothmix-eta1": method_preset(
         "mnist", SmoothMix, "SmoothMix (eta=1)", {"steps": MNIST_STEPS_ETA1, "eta": 1}
     ),
     "mnist/smoothmix-eta1-one-step": method_preset(
-        *("mnist", SmoothMix, "SmoothMix (eta=1) + one-step adversary"),
+        "mnist",
+        SmoothMix,
+        "SmoothMix (eta=1) + one-step adversary",
         {"steps": MNIST_STEPS_ETA1, "eta": 1, "one_step": True},
     ),
     # One network that learns from several: give them with --teacher. It starts from random weights, or with --init from
@@ -179,7 +189,11 @@ PRESETS: dict[str, Preset] = {
     f"mnist/distillation{FINETUNE}": method_preset("mnist", Distillation, None, protocol=COSINE | {"epochs": 50}),
     # The weight is published for sigma 0.25 only.
     "mnist/catrs": method_preset(
-        *("mnist", CatRs, "CAT-RS", {"weight": 1.0}, "later/mnist"),
+        "mnist",
+        CatRs,
+        "CAT-RS",
+        {"weight": 1.0},
+        "later/mnist",
         protocol={"epochs": 150, "learning_rate_drops": (50, 100)},
         teacher_sigma=0.25,
     ),
@@ -204,7 +218,9 @@ PRESETS: dict[str, Preset] = {
     ),
     "cifar10/distillation": method_preset("cifar10", Distillation, None, protocol=CIFAR10_COSINE),
     f"cifar10/distillation{FINETUNE}": method_preset(
-        *("cifar10", Distillation, None),
+        "cifar10",
+        Distillation,
+        None,
         protocol=COSINE | {"epochs": 40, "learning_rate": 0.01, "learning_rate_warm_up": 2},
     ),
     # As in the released certificates. The printed rows have other weights and an earlier form of the entropy, and
@@ -217,7 +233,11 @@ PRESETS: dict[str, Preset] = {
         "cifar10", SmoothMix, "SmoothMix + one-step adversary", CIFAR10_SMOOTHMIX | {"one_step": True}
     ),
     "cifar10/catrs": method_preset(
-        *("cifar10", CatRs, "CAT-RS", {"weight": {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}}, "later/cifar10"),
+        "cifar10",
+        CatRs,
+        "CAT-RS",
+        {"weight": {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}},
+        "later/cifar10",
         teacher_sigma=0.25,
     ),
     # From one epoch on: attacked noises, and images drawn by their radius, without those that are mostly wrong.
@@ -226,7 +246,9 @@ PRESETS: dict[str, Preset] = {
     ),
     "imagenet/gaussian": method_preset("imagenet", Gaussian, "Gaussian"),
     "imagenet/smoothadv": method_preset(
-        *("imagenet", SmoothAdv, "SmoothAdv"),
+        "imagenet",
+        SmoothAdv,
+        "SmoothAdv",
         {"num_noise": 1, "adversary": {"steps": 1, "epsilon": {0.5: 1.0, 1.0: 2.0}}},
     ),
     "imagenet/consistency": method_preset(
@@ -245,7 +267,9 @@ def ablations() -> dict[str, Preset]:
     for form, printed in {"mse": "MSE", "kl": "KL"}.items():
         for weight in (5, 20, 50):
             presets[f"consistency-form/{form}-{weight}"] = ablation(
-                *(Consistency, {"form": form, "weight": weight}, "consistency/supp-table4"),
+                Consistency,
+                {"form": form, "weight": weight},
+                "consistency/supp-table4",
                 {"loss": printed, "lambda": weight},
             )
     # The equation of the paper. The numbers of its table are of the form kl_entropy: no row is published.

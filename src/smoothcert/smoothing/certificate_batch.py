@@ -90,7 +90,8 @@ class CertificateBatch(Sequence[Certificate]):
         device = self.prediction.device
         return CertificateBatch.of(
             [self.records[i] for i in which],
-            *(self.counts.shape[1], device),
+            self.counts.shape[1],
+            device,
             labels=None if self.labels is None else self.labels[places.to(device)],
             indices=None if self.indices is None else [self.indices[i] for i in which],
         )

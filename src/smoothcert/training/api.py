@@ -95,7 +95,9 @@ def train(
             callback(run, metrics)
 
     train_into(
-        *(recipe, images, Path(out)),
+        recipe,
+        images,
+        Path(out),
         model=model,
         init=start,
         classifier=classifier,

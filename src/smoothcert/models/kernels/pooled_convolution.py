@@ -31,7 +31,11 @@ def pooled(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple
             out,
             which,
             cells,
-            *(height, width, channels, outputs, size),
+            height,
+            width,
+            channels,
+            outputs,
+            size,
             block_cells=block,
             block_outputs=_block(outputs),
             block_taps=min(64, _block(size * size * channels)),
@@ -65,13 +69,15 @@ def input_gradient(gradient: Tensor, which: Tensor, weight: Tensor, height: int,
             weight.contiguous(),
             windows,
             cells,
-            *(channels, outputs, size),
+            channels,
+            outputs,
+            size,
             block_cells=block_cells,
             block_outputs=_block(outputs),
             block_numbers=block_numbers,
         )
         pooled_kernels.overlap[(triton.cdiv(out.numel(), block),)](
-            windows, out, out.numel(), *(height, width, channels, size), block=block
+            windows, out, out.numel(), height, width, channels, size, block=block
         )
     return out
 
@@ -105,7 +111,11 @@ def weight_gradient(gradient: Tensor, which: Tensor, x: Tensor, size: int) -> tu
             bias_sums,
             cells,
             block * blocks_a_part,
-            *(height, width, channels, outputs, size),
+            height,
+            width,
+            channels,
+            outputs,
+            size,
             block_cells=block,
             block_outputs=_block(outputs),
             block_taps=block_taps,

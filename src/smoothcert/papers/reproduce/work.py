@@ -92,7 +92,7 @@ def certify(run: RunState, resources: Resources) -> None:
     model = load_run(run.folder, recipe.model)
     with status_bar(f"certify {run.folder.name}") as show:
         certify_dataset(
-            *(model, data, run.certificates, run.settings), device=device, on_progress=show, on_warning=show.warn
+            model, data, run.certificates, run.settings, device=device, on_progress=show, on_warning=show.warn
         )
 
 
