@@ -77,8 +77,8 @@ def differing_settings(
     """`field: the file has X, the request Y` for each field that differs; `names` are the words for the two sides.
 
     A setting that only one side has, and that is off there (None, False, 0 or empty), does not differ: an earlier
-    version did not know it. Digests are last, and shortened to twelve characters. Names of data and code may write their
-    path in another way.
+    version did not know it. Digests are last, and shortened to twelve characters. Names of data and code may write
+    their path in another way.
     """
 
     def meant(value: object) -> object:
