@@ -46,11 +46,15 @@ class FileList:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ImageFiles(StreamedImages):
-    """One split of a data set in files. With `augment`, `batches` gives random crops; `batch` always the centre."""
+    """One split of a data set in files.
+
+    With `random_parts`, `batches` gives random parts of the images, scaled and half of them mirrored, as papers train
+    on ImageNet; without it, as `batch` always does, the centre.
+    """
 
     files: FileList = field(repr=False)
     decoder: Decoder
-    augment: bool = False
+    random_parts: bool = False
 
     def __len__(self) -> int:
         """The number of images."""
@@ -68,7 +72,7 @@ class ImageFiles(StreamedImages):
 
     def read(self, index: int, seed: int | None) -> Tensor:
         """See `StreamedImages.read`."""
-        if seed is None or not self.augment:
+        if seed is None or not self.random_parts:
             return torch.from_numpy(self.decoder.centre(self.files[index]))
         return torch.from_numpy(self.decoder.random(self.files[index], np.random.default_rng((seed, index))))
 
