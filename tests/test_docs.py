@@ -28,7 +28,7 @@ from smoothcert.papers.presets import preset
 from smoothcert.report.names import METHODS
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.choices import Bound
+from smoothcert.training.choices import Augmentation, Bound
 from smoothcert.training.initial_weights import load_initial_weights
 from smoothcert.training.sampler_settings import SAMPLERS
 
@@ -153,7 +153,7 @@ def test_files_of_the_architecture_page_exist() -> None:
     ("page", "names"),
     [
         ("certification.md", [*NOISES, *get_args(Bound)]),
-        ("data.md", DATASETS),
+        ("data.md", [*DATASETS, *get_args(Augmentation)]),
         ("objectives.md", METHODS.values()),
         ("training.md", SAMPLERS),
     ],
