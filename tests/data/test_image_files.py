@@ -146,6 +146,18 @@ def test_seed_and_index_decide_the_crop(files: FileList) -> None:
     assert torch.equal(turned, first[[4, 5, 6, 7, 0, 1, 2, 3]])
 
 
+def test_a_subset_has_the_files_and_labels_in_its_order(files: FileList) -> None:
+    data = made(files)
+    part = data.subset(torch.tensor([6, 1, 2]))
+    images, labels = part.batch(torch.arange(3))
+    expected, expected_labels = data.batch(torch.tensor([6, 1, 2]))
+    assert torch.equal(images, expected)
+    assert torch.equal(labels, expected_labels)
+    assert (len(part), part.split, part.file_names) == (3, "part of train", ("6.jpg", "1.jpg", "2.jpg"))
+    assert part.random_parts
+    assert part.digest() != data.digest()
+
+
 def test_without_augmentation_batches_are_the_centres(files: FileList) -> None:
     data = made(files, random_parts=False)
     (images, labels), *_ = data.batches(torch.tensor([[2, 7]]), slice(0, 2), seed=0)

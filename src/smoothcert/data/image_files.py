@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -69,6 +70,12 @@ class ImageFiles(StreamedImages):
     def file_names(self) -> tuple[str, ...]:
         """The file of each image, such as "cat/12.png"."""
         return self.files.relative()
+
+    def subset(self, indices: Tensor) -> Self:
+        """See `ImageData.subset`."""
+        indices = indices.cpu()
+        files = FileList(self.files.root, self.files.names[indices.numpy()])
+        return replace(self, files=files, labels=self.labels[indices], split=f"part of {self.split}")
 
     def read(self, index: int, seed: int | None) -> Tensor:
         """See `StreamedImages.read`."""

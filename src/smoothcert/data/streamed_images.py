@@ -77,6 +77,10 @@ class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
         """SHA-256 of labels and of what identifies the images."""
 
     @abstractmethod
+    def subset(self, indices: Tensor) -> Self:
+        """See `ImageData.subset`."""
+
+    @abstractmethod
     def read(self, index: int, seed: int | None) -> Tensor:
         """Image `index`, uint8 or float32 [c, h, w]; None as seed: without augmentation, the same in every call.
 
