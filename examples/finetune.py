@@ -53,7 +53,7 @@ def certified_accuracy(smoothed: sc.SmoothedClassifier) -> float:
     """The share of test images that are certified for their label at RADIUS."""
     x, y = next(iter(DataLoader(load("test"), batch_size=TESTED)))
     certificates = smoothed.certify(x, n=1000, seed=0)
-    return ((certificates.prediction == y) & (certificates.radius >= RADIUS)).float().mean().item()
+    return float(((certificates.prediction == y) & (certificates.radius >= RADIUS)).float().mean())
 
 
 def main(folder: Path) -> tuple[float, float]:
