@@ -26,7 +26,7 @@ from smoothcert.report.protocol import norm_of
 from smoothcert.report.published import Published, PublishedFor, comparison_notes, place_in_table, published_rows
 from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
-from smoothcert.report.tables import NUMBERS, RANKED, RANKED_SEEDS, intervals_layout, layout, seeds_layout
+from smoothcert.report.tables import NUMBERS, RANKED, intervals_layout, layout, seeds_layout, seeds_sentences
 from smoothcert.report.trained_run import TrainedRun, training_runs
 from smoothcert.training.run_folder import CERTIFICATES
 
@@ -41,8 +41,7 @@ VOTES = ("n", "n0", "seed", "batch_size")
 NO_SIGMA = 'compared with no run of known σ: describe the file, as in --as "sigma=0.5,n=100000,alpha=0.001"'
 NO_L_INFINITY = "no ACR in L∞, which needs radii in L2 and the image size of a known data set"
 SEEDS = (
-    "Runs that differ by their training seed only, certified alike on the same images; sd: sample standard deviation. "
-    f"Bold: {RANKED_SEEDS}."
+    "Runs that differ by their training seed only, certified alike on the same images; sd: sample standard deviation."
 )
 INTERVALS = (
     "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in them."
@@ -140,12 +139,14 @@ class Contents:
     @cached_property
     def seeds_table(self) -> Layout | None:
         """The table of the means over seeds; None without any."""
-        return seeds_layout(self.seeds, self.published) if self.seeds else None
+        return seeds_layout(self.seeds, self.published, self.comparisons) if self.seeds else None
 
     @cached_property
     def further(self) -> list[FurtherTable]:
         """The tables after the first."""
-        seeds = [] if self.seeds_table is None else [FurtherTable("Mean ± sd over seeds", SEEDS, self.seeds_table)]
+        seeds = []
+        if (table := self.seeds_table) is not None:
+            seeds = [FurtherTable("Mean ± sd over seeds", " ".join([SEEDS, *seeds_sentences(table)]), table)]
         intervals = FurtherTable("95% confidence intervals", INTERVALS, intervals_layout(self.summaries))
         return [*seeds, *further_tables(self.comparisons), intervals]
 

@@ -12,7 +12,7 @@ from smoothcert.report.figures import FIGURES
 from smoothcert.report.html import html_page
 from smoothcert.report.labels import by_sigma, facts_of
 from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
-from smoothcert.report.tables import CAPTION, RANKED_SEEDS, SEEDS_CAPTION
+from smoothcert.report.tables import CAPTION, MEAN_DIFFERENCE, SEEDS_CAPTION, seeds_sentences
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
 BOLD = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
@@ -77,8 +77,8 @@ def latex_document(contents: Contents) -> str:
         keys = [key for key in asked.columns if key in known]
         means = _chosen(contents.seeds_table, [*keys, "seeds"] if keys else ())
         start = f"{asked.caption.rstrip('.')}. " if asked.caption else ""
-        caption = f"{start}Mean ± sample standard deviation over training seeds. Bold: {RANKED_SEEDS}."
-        parts.append(latex(means, caption, f"{label}-seeds"))
+        words = ["Mean ± sample standard deviation over training seeds.", *seeds_sentences(means)]
+        parts.append(latex(means, f"{start}{' '.join(words)}", f"{label}-seeds"))
     return "\n".join(parts)
 
 
@@ -137,5 +137,6 @@ def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
         for note, names in contents.warnings.items()
     ]
     if contents.seeds_table is not None:
-        shown.append(terminal(contents.seeds_table, width, SEEDS_CAPTION))
+        star = "; *: Welch's t-test, 5%" if contents.seeds_table.has(MEAN_DIFFERENCE) else ""
+        shown.append(terminal(contents.seeds_table, width, f"{SEEDS_CAPTION}{star}"))
     return shown

@@ -1,6 +1,6 @@
 """Tables of a report after the first: differences from a reference run, classes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -11,6 +11,7 @@ from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_ne
 from smoothcert.report.paired import Comparison, Difference, PairedRun
 from smoothcert.report.protocol import class_name, class_names_of
 from smoothcert.report.published import signed
+from smoothcert.report.seeds import MeanDifference
 from smoothcert.report.summary import Summary
 
 MOST_CLASSES = 20
@@ -68,7 +69,13 @@ def _runs(comparisons: Sequence[Comparison]) -> list[Summary]:
     return [run for comparison in comparisons for run in comparison.runs]
 
 
-def _with_error(difference: Difference | None, decimals: int, scale: float = 1.0) -> str:
+def minus_title(references: Iterable[str]) -> str:
+    """The heading of differences of ACR, with the name of the reference if there is only one."""
+    first, *others = dict.fromkeys(references)
+    return f"ACR − {'reference' if others else first}"
+
+
+def with_error(difference: Difference | MeanDifference | None, decimals: int, scale: float = 1.0) -> str:
     """A difference with its standard error in brackets; a star where it is significant."""
     if difference is None:
         return UNKNOWN
@@ -88,7 +95,7 @@ def _differences(comparisons: Sequence[Comparison]) -> FurtherTable:
             difference = of(pair[1])
             return None if difference is None else scale * difference.value
 
-        return Column(key, title, value, decimals, text=lambda pair: _with_error(of(pair[1]), decimals, scale))
+        return Column(key, title, value, decimals, text=lambda pair: with_error(of(pair[1]), decimals, scale))
 
     columns = [
         *heading(_runs(comparisons), lambda pair: pair[0].first),

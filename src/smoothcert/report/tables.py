@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from smoothcert.report.further_tables import csv_columns, heading
+from smoothcert.report.further_tables import csv_columns, heading, minus_title, with_error
 from smoothcert.report.labels import in_groups
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
 from smoothcert.report.names import setting_titles, value_text
 from smoothcert.report.paired import Comparison, obstacles
 from smoothcert.report.published import Published, minus, published_below
-from smoothcert.report.seeds import SeedMean, exceeds
+from smoothcert.report.seeds import SeedMean, from_reference, mean_difference
 from smoothcert.report.summary import Summary
 
 CAPTION = "certified accuracy in % at each radius"
@@ -30,6 +30,13 @@ RANKED = (
 """What bold means in the table of runs."""
 RANKED_SEEDS = "the best mean of each σ, where a t-test over seeds (5%) tells it from every other"
 """What bold means in the table over seeds."""
+MEAN_DIFFERENCE = "acr_minus_reference"
+MEAN_DIFFERENCES = (
+    "ACR − ...: difference of the mean ACR from that of the reference, with its standard error over seeds in brackets "
+    "(the seeds of two methods are not paired). A star marks differences that Welch's t-test (5%) tells from 0. The "
+    "reference has a dash, and so have all others if it has one seed only."
+)
+"""What `MEAN_DIFFERENCE`, a column of the table over seeds, shows."""
 MOST_BEFORE_RESULTS = 4
 """Tables of the papers have up to four columns of hyper-parameters before the results."""
 NAME = Column("name", "run", lambda subject: subject.name)
@@ -254,8 +261,48 @@ def intervals_layout(summaries: Sequence[Summary]) -> Layout:
     return _arranged(columns, summaries)
 
 
-def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] = NOTHING) -> Layout:
-    """One row per mean over seeds. `published` as for `layout`; a row is shown where all runs of a mean share it."""
+def _mean_difference_columns(means: Sequence[SeedMean], comparisons: Sequence[Comparison]) -> list[Column]:
+    """The difference of the mean ACR from that of the reference; for CSV what it consists of. None if no mean has a
+    reference other than itself."""
+    differences = from_reference(means, comparisons)
+    if not differences:
+        return []
+
+    def number(mean: SeedMean, part: str) -> float | None:
+        difference = differences.get(mean.members[0].name)
+        return None if difference is None else getattr(difference.acr, part, None)
+
+    def text(mean: SeedMean) -> str:
+        difference = differences.get(mean.members[0].name)
+        return UNKNOWN if difference is None else with_error(difference.acr, 4)
+
+    known = [difference for difference in differences.values() if difference.acr is not None]
+    title = minus_title(difference.reference for difference in known or differences.values())
+    values: dict[str, Callable[[SeedMean], Value]] = {
+        "reference": lambda m: getattr(differences.get(m.members[0].name), "reference", None),
+        f"{MEAN_DIFFERENCE}_standard_error": lambda m: number(m, "standard_error"),
+        f"{MEAN_DIFFERENCE}_degrees_of_freedom": lambda m: number(m, "degrees_of_freedom"),
+    }
+    return [
+        Column(MEAN_DIFFERENCE, title, lambda m: number(m, "value"), 4, text=text, folds_at=10),
+        *(Column(key, key, value, csv_only=True) for key, value in values.items()),
+    ]
+
+
+def seeds_sentences(table: Layout) -> list[str]:
+    """What bold and stars mean in a table over seeds."""
+    return [f"Bold: {RANKED_SEEDS}.", *([MEAN_DIFFERENCES] if table.has(MEAN_DIFFERENCE) else [])]
+
+
+def seeds_layout(
+    means: Sequence[SeedMean],
+    published: Mapping[str, Published] = NOTHING,
+    comparisons: Sequence[Comparison] = (),
+) -> Layout:
+    """One row per mean over seeds. `published` as for `layout`; a row is shown where all runs of a mean share it.
+
+    `comparisons` have the reference runs; without them the table has no differences.
+    """
 
     def published_of(mean: SeedMean) -> Published | None:
         rows = [published.get(summary.name) for summary in mean.members]
@@ -271,13 +318,16 @@ def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] =
 
     members = [summary for mean in means for summary in mean.members]
     before, after = _before_and_after_results(_hyperparameter_columns(members, first))
+    acr, *accuracies = _numbers(members)
     columns = (
         *heading(members, first),
         Column("name", "runs", lambda m: m.name),
         Column("method", "method", lambda m: m.members[0].method, text=method, left_out=1),
         *before,
         Column("seeds", "seeds", lambda m: len(m.members), decimals=0),
-        *(spread for column in _numbers(members) for spread in _spread_columns(column)),
+        *_spread_columns(acr),
+        *_mean_difference_columns(means, comparisons),
+        *(spread for column in accuracies for spread in _spread_columns(column)),
         Column("images", "images", lambda m: m.members[0].images, decimals=0, left_out=3, in_latex=False),
         *after,
     )
@@ -291,4 +341,5 @@ def _best_mean(means: Sequence[SeedMean], number: int, column: Column) -> bool:
     values = [
         [s.acr if column.radius is None else s.accuracy_at[column.radius] for s in mean.members] for mean in means
     ]
-    return all(exceeds(values[number], other) for i, other in enumerate(values) if i != number)
+    leads = [mean_difference(values[number], other) for i, other in enumerate(values) if i != number]
+    return all(lead.value > 0 and lead.significant for lead in leads)
