@@ -9,12 +9,17 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, escape_markdown, one_line, some_of
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
+from smoothcert.report.further_tables import ACR_DIFFERENCE
 from smoothcert.report.html import html_page
 from smoothcert.report.labels import by_sigma, facts_of
 from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
-from smoothcert.report.tables import CAPTION, MEAN_DIFFERENCE, SEEDS_CAPTION, seeds_sentences
+from smoothcert.report.tables import CAPTION, SEEDS_CAPTION, seeds_sentences
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
+DIFFERENCES = (
+    "ACR − ...: paired difference over the images from the reference, which has a dash, with its standard error in "
+    "brackets; a star marks differences of more than two standard errors."
+)
 BOLD = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
 
 
@@ -88,6 +93,8 @@ def _caption(contents: Contents) -> str:
         sentences.append(BOLD)
     if contents.published:
         sentences.append(f"In italics: {PUBLISHED_ROWS}.")
+    if ACR_DIFFERENCE in contents.latex.columns:
+        sentences.append(DIFFERENCES)
     return " ".join(sentences)
 
 
@@ -137,6 +144,6 @@ def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
         for note, names in contents.warnings.items()
     ]
     if contents.seeds_table is not None:
-        star = "; *: Welch's t-test, 5%" if contents.seeds_table.has(MEAN_DIFFERENCE) else ""
+        star = "; *: Welch's t-test, 5%" if contents.seeds_table.has(ACR_DIFFERENCE) else ""
         shown.append(terminal(contents.seeds_table, width, f"{SEEDS_CAPTION}{star}"))
     return shown

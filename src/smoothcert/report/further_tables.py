@@ -16,6 +16,8 @@ from smoothcert.report.summary import Summary
 
 MOST_CLASSES = 20
 """Of more classes, tables show those with the smallest ACR."""
+ACR_DIFFERENCE = "acr_minus_reference"
+"""The key of the columns with the ACR of a run, or of a mean over seeds, minus that of the reference."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +159,13 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
 def csv_columns(comparisons: Sequence[Comparison]) -> list[Column]:
     """For CSV: the worst class, the share at the largest radius, the run minus its reference."""
     paired = {run.name: run for c in comparisons for run in c.paired}
-    reference = {run.name: c.reference for c in comparisons for run in c.paired}
+    reference = {run.name: c.reference for c in comparisons if c.reference is not None for run in c.paired}
 
     def difference(summary: Summary) -> Difference | None:
         return paired[summary.name].acr if summary.name in paired else None
+
+    def part(name: str) -> Callable[[Summary], Value]:
+        return lambda summary: getattr(difference(summary), name, None)
 
     values: dict[str, Callable[[Summary], Value]] = {
         "worst_class": lambda s: s.worst_class,
@@ -170,7 +175,12 @@ def csv_columns(comparisons: Sequence[Comparison]) -> list[Column]:
         "largest_radius": lambda s: s.ceiling,
         "at_largest_radius": lambda s: None if s.at_ceiling is None else 100 * s.at_ceiling,
         "reference": lambda s: reference.get(s.name),
-        "acr_minus_reference": lambda s: getattr(difference(s), "value", None),
-        "acr_minus_reference_standard_error": lambda s: getattr(difference(s), "standard_error", None),
     }
-    return [Column(key, key, value, csv_only=True) for key, value in values.items()] if comparisons else []
+    # LaTeX, too, if it is asked for the difference, which then has its standard error in the same column.
+    title = minus_title(reference.values()) if reference else ACR_DIFFERENCE
+    differences = [
+        Column(ACR_DIFFERENCE, title, part("value"), 3, csv_only=True, text=lambda s: with_error(difference(s), 3)),
+        Column(error := f"{ACR_DIFFERENCE}_standard_error", error, part("standard_error"), csv_only=True),
+    ]
+    columns = [Column(key, key, value, csv_only=True) for key, value in values.items()]
+    return [*columns, *differences] if comparisons else []

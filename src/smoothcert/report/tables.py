@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from smoothcert.report.further_tables import csv_columns, heading, minus_title, with_error
+from smoothcert.report.further_tables import ACR_DIFFERENCE, csv_columns, heading, minus_title, with_error
 from smoothcert.report.labels import in_groups
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
 from smoothcert.report.names import setting_titles, value_text
@@ -30,13 +30,12 @@ RANKED = (
 """What bold means in the table of runs."""
 RANKED_SEEDS = "the best mean of each σ, where a t-test over seeds (5%) tells it from every other"
 """What bold means in the table over seeds."""
-MEAN_DIFFERENCE = "acr_minus_reference"
 MEAN_DIFFERENCES = (
     "ACR − ...: difference of the mean ACR from that of the reference, with its standard error over seeds in brackets "
     "(the seeds of two methods are not paired). A star marks differences that Welch's t-test (5%) tells from 0. The "
     "reference has a dash, and so have all others if it has one seed only."
 )
-"""What `MEAN_DIFFERENCE`, a column of the table over seeds, shows."""
+"""What the column of differences in the table over seeds shows."""
 MOST_BEFORE_RESULTS = 4
 """Tables of the papers have up to four columns of hyper-parameters before the results."""
 NAME = Column("name", "run", lambda subject: subject.name)
@@ -280,18 +279,18 @@ def _mean_difference_columns(means: Sequence[SeedMean], comparisons: Sequence[Co
     title = minus_title(difference.reference for difference in known or differences.values())
     values: dict[str, Callable[[SeedMean], Value]] = {
         "reference": lambda m: getattr(differences.get(m.members[0].name), "reference", None),
-        f"{MEAN_DIFFERENCE}_standard_error": lambda m: number(m, "standard_error"),
-        f"{MEAN_DIFFERENCE}_degrees_of_freedom": lambda m: number(m, "degrees_of_freedom"),
+        f"{ACR_DIFFERENCE}_standard_error": lambda m: number(m, "standard_error"),
+        f"{ACR_DIFFERENCE}_degrees_of_freedom": lambda m: number(m, "degrees_of_freedom"),
     }
     return [
-        Column(MEAN_DIFFERENCE, title, lambda m: number(m, "value"), 4, text=text, folds_at=10),
+        Column(ACR_DIFFERENCE, title, lambda m: number(m, "value"), 4, text=text, folds_at=10),
         *(Column(key, key, value, csv_only=True) for key, value in values.items()),
     ]
 
 
 def seeds_sentences(table: Layout) -> list[str]:
     """What bold and stars mean in a table over seeds."""
-    return [f"Bold: {RANKED_SEEDS}.", *([MEAN_DIFFERENCES] if table.has(MEAN_DIFFERENCE) else [])]
+    return [f"Bold: {RANKED_SEEDS}.", *([MEAN_DIFFERENCES] if table.has(ACR_DIFFERENCE) else [])]
 
 
 def seeds_layout(
