@@ -153,9 +153,10 @@ def report(
 ) -> list[Row]:
     """Return one row per certificates file of `runs` (run folders, folders of them, or files), for `pandas.DataFrame`.
 
-    A row has the name, data set, sigma, method, average certified radius (ACR) and its standard error, the certified
-    accuracy (a fraction) at each of `radii`, the abstention rate and the number of images and votes. The accuracy is
-    None where the tables have a dash. Runs of one sigma and data set are compared on the images that all of them have:
+    A row has the name, data set, method, sigma, the training seed and the hyper-parameters in which runs of one method
+    differ (None for runs without them), average certified radius (ACR) and its standard error, the certified accuracy
+    (a fraction) at each of `radii`, the abstention rate and the number of images and votes. The accuracy is None where
+    the tables have a dash. Runs of one sigma and data set are compared on the images that all of them have:
     `acr_minus_reference` is the difference from the run `reference` (by default the Gaussian or first one), with the
     standard error of the paired difference. `described` says what each file of another tool holds, as `--as` of the
     command `smoothcert report` does, for example "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". With `out`, the report
@@ -182,16 +183,20 @@ def report(
     if trials := contents.warnings.get(TRIAL):
         warnings.warn(f"{', '.join(trials)}: {TRIAL}", stacklevel=2)
     differences = {run.name: (c.reference, run.acr) for c in contents.comparisons for run in c.paired}
-    return [_row(summary, *differences.get(summary.name, (None, None))) for summary in contents.summaries]
+    settings = list(dict.fromkeys(key for summary in contents.summaries for key in summary.hyperparameters))
+    return [_row(summary, settings, *differences.get(summary.name, (None, None))) for summary in contents.summaries]
 
 
-def _row(summary: Summary, reference: str | None, difference: Difference | None) -> Row:
+def _row(summary: Summary, settings: Sequence[str], reference: str | None, difference: Difference | None) -> Row:
     accuracies = {f"certified_accuracy_{radius:g}": summary.shown_accuracy(radius) for radius in summary.accuracy_at}
-    return {
+    run: Row = {
         "name": summary.name,
         "dataset": summary.dataset,
         "method": summary.named.label(),
         "sigma": summary.sigma,
+        "seed": summary.recipe.get("seed"),
+    }
+    results: Row = {
         "acr": summary.acr,
         "acr_standard_error": summary.acr_standard_error,
         **accuracies,
@@ -205,6 +210,8 @@ def _row(summary: Summary, reference: str | None, difference: Difference | None)
         "acr_minus_reference": None if difference is None else difference.value,
         "acr_minus_reference_standard_error": None if difference is None else difference.standard_error,
     }
+    # A recipe of the user's own may have a field such as "name": the names of the report win.
+    return run | {key: summary.hyperparameters.get(key) for key in settings} | run | results
 
 
 def plot_certificates(file: CertificatesFile, path: str | Path | None) -> "Figure":
