@@ -42,7 +42,7 @@ class ReportRequest:
     ] = False
     reference: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Run to subtract from the others; by default plain Gaussian training."),
+        typer.Option(metavar="RUN", help="Run to subtract from the others (name or path); by default plain Gaussian."),
     ] = None
     described: Annotated[
         list[str] | None,

@@ -28,7 +28,7 @@ from smoothcert.report.seeds import SeedMean, over_seeds
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
 from smoothcert.report.tables import NUMBERS, RANKED, intervals_layout, layout, seeds_layout, seeds_sentences
 from smoothcert.report.trained_run import TrainedRun, training_runs
-from smoothcert.training.run_folder import CERTIFICATES
+from smoothcert.training.run_folder import CERTIFICATES, run_of_certificates
 
 LARGEST_RADIUS = 1e6
 DEEPEST = 50
@@ -99,6 +99,8 @@ class Contents:
     sweeps: Sequence[Sweep] = ()
     """ACR against the hyper-parameters that take three or more numbers."""
     latex: LatexTable = LatexTable()
+    reference: str | None = None
+    """The name of the run that was asked for as the reference."""
 
     @property
     def tables(self) -> str:
@@ -175,7 +177,8 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
         summaries = [replace(s, l_infinity=implied_l_infinity(s)) for s in summaries]
         notes += [(NO_L_INFINITY, s.name) for s in summaries if s.l_infinity is None]
     notes += [(NO_SIGMA, s.name) for s in summaries if s.sigma is None]
-    compared = comparisons(summaries, choices.reference)
+    reference = _name_of(choices.reference, summaries)
+    compared = comparisons(summaries, reference)
     notes += [(f"not ranked: {'; '.join(c.obstacles)}", run.name) for c in compared if c.obstacles for run in c.runs]
     warnings: dict[str, list[str]] = {}
     for note, name in notes:
@@ -192,7 +195,22 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
         comparisons=compared,
         sweeps=sweeps(summaries),
         latex=choices.latex,
+        reference=reference,
     )
+
+
+def _name_of(reference: str | None, summaries: Sequence[Summary]) -> str | None:
+    """The name of the run that `reference` is the path of; any other text unchanged."""
+    if reference is None or any(summary.name == reference for summary in summaries):
+        return reference
+    path = Path(reference).resolve()
+    names = [s.name for s in summaries if path in (s.file.path.resolve(), run_of_certificates(s.file.path))]
+    if len(names) > 1:
+        raise RequestError(
+            f"reference: expected one run, got {reference}, which has the certificates {', '.join(names)}; give the "
+            "name of one"
+        )
+    return names[0] if names else reference
 
 
 def _reported_files(paths: Sequence[Path], choices: Choices) -> tuple[list[Named], list[tuple[str, str]]]:

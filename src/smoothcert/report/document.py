@@ -71,15 +71,15 @@ def markdown_page(contents: Contents) -> str:
 def latex_document(contents: Contents) -> str:
     """The table of the runs, what differs from the paper below it, then the table over seeds, for LaTeX."""
     asked = contents.latex
+    columns = _full_keys(asked.columns, contents)
     label = asked.label or "tab:certified"
-    parts = [latex(_chosen(contents.table, asked.columns), asked.caption or _caption(contents), label)]
+    parts = [latex(_chosen(contents.table, columns), asked.caption or _caption(contents), label)]
     lines = [f"{', '.join(names)}: {note}." for note, names in {**contents.warnings, **contents.notes}.items()]
     if lines:
         notes = "\n\n".join(escape_latex(line) for line in lines)
         parts.append(f"{{\\footnotesize\n{notes}\n\\par}}\n")
     if contents.seeds_table is not None:
-        known = {column.key for column in contents.seeds_table.columns}
-        keys = [key for key in asked.columns if key in known]
+        keys = [key for key in columns if contents.seeds_table.has(key)]
         means = _chosen(contents.seeds_table, [*keys, "seeds"] if keys else ())
         start = f"{asked.caption.rstrip('.')}. " if asked.caption else ""
         words = ["Mean ± sample standard deviation over training seeds.", *seeds_sentences(means)]
@@ -96,6 +96,17 @@ def _caption(contents: Contents) -> str:
     if ACR_DIFFERENCE in contents.latex.columns:
         sentences.append(DIFFERENCES)
     return " ".join(sentences)
+
+
+def _full_keys(keys: Sequence[str], contents: Contents) -> list[str]:
+    """`keys` with the whole name of a hyper-parameter for its last part, as --set allows: weight, objective.weight."""
+    full_keys = []
+    for key in keys:
+        same = sorted(full for full in contents.hyperparameters if full.rpartition(".")[2] == key)
+        if len(same) > 1 and not contents.table.has(key):
+            raise RequestError(f"columns: expected a column of report.csv, got '{key}'; give {' or '.join(same)}")
+        full_keys.append(same[0] if same and not contents.table.has(key) else key)
+    return full_keys
 
 
 def _chosen(content: Layout, keys: Sequence[str] = ()) -> Layout:
