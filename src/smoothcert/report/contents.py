@@ -119,8 +119,8 @@ class Contents:
 
     @property
     def headlines(self) -> list[str]:
-        """The result in words, one paragraph per comparison, with the names of runs that figures have."""
-        return headlines(self.comparisons, self.labels, self.seeds)
+        """The result in words, one paragraph per comparison."""
+        return headlines(self.comparisons, self.seeds)
 
     @property
     def compares_runs(self) -> bool:
