@@ -1,5 +1,6 @@
 """Everything that a report says, in whatever format: read from certificates files, checked and computed."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,8 +26,9 @@ from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import norm_of
 from smoothcert.report.published import Published, PublishedFor, comparison_notes, place_in_table, published_rows
 from smoothcert.report.seeds import SeedMean, over_seeds
+from smoothcert.report.seeds_table import seeds_layout, seeds_sentences
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
-from smoothcert.report.tables import NUMBERS, RANKED, intervals_layout, layout, seeds_layout, seeds_sentences
+from smoothcert.report.tables import NUMBERS, RANKED, intervals_layout, layout
 from smoothcert.report.trained_run import TrainedRun, training_runs
 from smoothcert.training.run_folder import CERTIFICATES, run_of_certificates
 
@@ -201,9 +203,9 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
 
 def _name_of(reference: str | None, summaries: Sequence[Summary]) -> str | None:
     """The name of the run that `reference` is the path of; any other text unchanged."""
-    if reference is None or any(summary.name == reference for summary in summaries):
+    if reference is None or "\0" in reference or any(summary.name == reference for summary in summaries):
         return reference
-    path = Path(reference).resolve()
+    path = Path(os.path.realpath(reference))
     names = [s.name for s in summaries if path in (s.file.path.resolve(), run_of_certificates(s.file.path))]
     if len(names) > 1:
         raise RequestError(

@@ -13,7 +13,8 @@ from smoothcert.report.further_tables import ACR_DIFFERENCE
 from smoothcert.report.html import html_page
 from smoothcert.report.labels import by_sigma, facts_of
 from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
-from smoothcert.report.tables import CAPTION, SEEDS_CAPTION, seeds_sentences
+from smoothcert.report.seeds_table import SEEDS_CAPTION, seeds_sentences
+from smoothcert.report.tables import CAPTION
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
 DIFFERENCES = (
