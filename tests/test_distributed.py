@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from smoothcert.training.resume import refuse_other_origin
 def set_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Replaces the variables of torchrun."""
     names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    for name in (*names, "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_MAX_RESTARTS"):
+    for name in names:
         monkeypatch.delenv(name, raising=False)
 
     def change(**variables: object) -> None:
@@ -115,29 +114,6 @@ def test_group_of_the_caller_outlives_an_error(
             raise ValueError("an error")
     torch.distributed.destroy_process_group()
     assert (group() is not None) == fails
-
-
-def test_restarted_process_continues_only_the_run_of_its_job(
-    set_environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_data: ImageData
-) -> None:
-    """torchrun's store remembers which runs the job has made; a foreign run of the same recipe is refused."""
-    recipe, tiny_data, notes = tiny_recipe(epochs=1), tiny_data.subset(torch.arange(64)), list[str]()
-    train(recipe, tiny_data, tmp_path / "foreign", device="cpu")
-    store = torch.distributed.TCPStore("localhost", 0, is_master=True, timeout=timedelta(seconds=10))
-    set_environment(MASTER_ADDR="localhost", MASTER_PORT=store.port)
-    set_environment(TORCHELASTIC_USE_AGENT_STORE=True, TORCHELASTIC_MAX_RESTARTS=3, TORCHELASTIC_RESTART_COUNT=1)
-    train(recipe, tiny_data, tmp_path / "own", device="cpu")
-    with pytest.raises(RequestError, match="holds a run already"):  # a second call in one process is no restart
-        train(recipe, tiny_data, tmp_path / "own", device="cpu")
-    monkeypatch.setattr(distributed, "_TOKEN", "the token of a process that torchrun has started later")
-    train(recipe, tiny_data, tmp_path / "own", device="cpu", on_note=notes.append)
-    assert [note.partition(": ")[2] for note in notes] == ["trained already, 1 of 1 epochs"]
-    before = (tmp_path / "foreign" / "state.pt").stat().st_mtime_ns
-    with pytest.raises(RequestError, match="holds a run already"):
-        train(recipe, tiny_data, tmp_path / "foreign", device="cpu")
-    with pytest.raises(RequestError, match=r"holds a run of another recipe \(seed: the run has 0, the request 1\)"):
-        train(tiny_recipe(epochs=1, seed=1), tiny_data, tmp_path / "own", device="cpu")
-    assert (tmp_path / "foreign" / "state.pt").stat().st_mtime_ns == before
 
 
 def test_synchronized_batch_norm(tmp_path: Path, tiny_data: ImageData) -> None:
@@ -228,7 +204,7 @@ def train_and_certify(folder: Path, recipe: Path, run: Path, options: list[str])
 
     loop.SAVE_SECONDS, loop.finish_epoch = 0.0, finish_or_die
     Certification.rows = rows_or_die  # type: ignore[method-assign]
-    for command in (["train", "--recipe", str(recipe), "--out", str(run)], ["certify", str(run), *options]):
+    for command in (["train", "--recipe", str(recipe), "--out", str(run), "--resume"], ["certify", str(run), *options]):
         sys.argv = ["smoothcert", *command, "--device", "cpu"]
         try:
             cli.main()

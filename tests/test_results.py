@@ -224,6 +224,7 @@ def test_second_table_of_the_readme_equals_the_results() -> None:
     printed = {(run.label, run.sigma): f"{run.acr:.3f}" for run in paper_runs("smoothmix/table1")}
     sun = PRESETS["cifar10/sun2024"].published_acr
     printed |= {("Sun et al. (`cifar10/best`)", sigma): f"{sun(sigma):.3f}" for sigma in (0.5, 1.0)}
+    compared = list(CIFAR10_OF_THE_README)[:4]
     for line, (label, name) in zip(table, CIFAR10_OF_THE_README.items(), strict=True):
         cells = [label]
         for sigma in (0.5, 1.0):
@@ -231,7 +232,12 @@ def test_second_table_of_the_readme_equals_the_results() -> None:
             file = read_certificates(path)
             assert [row.index for row in file.rows] == list(range(0, 10_000, 20))
             assert file.settings["n"] == 100_000
-            cells += [f"{file.acr:.3f}", printed.get((label, sigma), "")]
+            published = RESULTS / f"published/cifar10-{Path(name).name.removeprefix('cifar10-')}-{sigma}.tsv.gz"
+            same_images = ""
+            if label in compared and published.exists():
+                radii = published_radii(published.name.removesuffix(".tsv.gz"))
+                same_images = f"{fmean(radius for index, radius in radii.items() if index % 20 == 0):.3f}"
+            cells += [f"{file.acr:.3f}", same_images, printed.get((label, sigma), "")]
         assert " ".join(line.split()) == " ".join(f"| {' | '.join(cells)} |".split())
 
 

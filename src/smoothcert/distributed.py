@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -155,33 +154,6 @@ def _read(store: Any, key: str, deadline: float) -> str:
     store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
     value: bytes = store.get(key)
     return value.decode()
-
-
-def claim_run(folder: Path) -> None:
-    """Record that this job has made the run in `folder`: processes that torchrun restarts may continue it."""
-    if (store := _restart_store()) is not None:
-        store.set(f"smoothcert/run/{folder.resolve()}", _TOKEN)
-
-
-def restarts_run(folder: Path) -> bool:
-    """Say whether an earlier process of this job, which torchrun has restarted, made the run in `folder`."""
-    store = _restart_store()
-    key = f"smoothcert/run/{folder.resolve()}"
-    return store is not None and store.check([key]) and store.get(key).decode() != _TOKEN
-
-
-def _restart_store() -> Any:
-    """Connect to the store of torchrun, which outlives the processes; None if torchrun restarts no processes."""
-    variables = os.environ
-    if (
-        variables.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        or variables.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0"
-    ):
-        return None
-    address = variables["MASTER_ADDR"]
-    port = environment_number("MASTER_PORT", 0)
-    patience = timedelta(seconds=CONNECT_SECONDS)
-    return dist.TCPStore(address, port, is_master=False, timeout=patience)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -153,6 +153,23 @@ def test_false_certificates_are_contradicted(data: ImageData, tmp_path: Path) ->
     assert file.settings["certificates"]["file"] == "test.tsv"
 
 
+def test_images_without_a_certificate_count_as_trials_of_contradictions() -> None:
+    """At p slightly below 1/2, few images are certified at all, and all of these certificates are wrong.
+
+    100,000 images with p = 0.47 and n = 100: 66 votes are needed, which 1e-4 of the images get, a tenth of alpha.
+    """
+    share = float(stats.binom.sf(65, 100, 0.47))
+    assert 5e-5 < share < 0.001
+    wrong = round(100_000 * share)
+    rows = [AttackedImage(i, 1, 0, 0.05, 0.1 if i < wrong else 0.0, i < wrong, 0.1, 0.0) for i in range(100_000)]
+    settings = {"alpha": 0.001, "certificates": {"alpha": 0.001}}
+    file = AttacksFile(Path("a.tsv"), tuple(rows), settings, {})
+    assert len(file.contradictions) == wrong
+    assert contradiction_p_value(file) == pytest.approx(1)
+    few = replace(file, rows=file.rows[:wrong])
+    assert contradiction_p_value(few) == pytest.approx(0.002**wrong)
+
+
 def test_a_certificate_for_the_wrong_class_is_contradicted_by_other_classes_only(
     data: ImageData, tmp_path: Path
 ) -> None:

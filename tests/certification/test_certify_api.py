@@ -214,7 +214,7 @@ def test_arguments_of_another_type_cost_one_line(
     "fields",
     [
         *({"sigma": sigma, "noise": noise} for sigma in (1e-300, 1e6) for noise in ("gaussian", "laplace", "uniform")),
-        *({"alpha": alpha, "bound": bound} for alpha in (1e-320, 1 - 1e-16) for bound in ("two-sided", "randomized")),
+        *({"alpha": alpha, "bound": bound} for alpha in (1e-300, 1 - 1e-16) for bound in ("two-sided", "randomized")),
         *({"radius_loss": loss} for loss in (1e-300, 1e6)),
         {"radii": (1e-5, 5.0)},
     ],

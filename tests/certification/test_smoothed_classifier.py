@@ -464,6 +464,21 @@ def test_sound_certificates_use_integer_noise() -> None:
     assert result.radius.tolist() == [Gaussian(0.25).radius(bound) for bound in bounds]
 
 
+def test_sound_predictions_draw_the_noise_of_sound_certificates() -> None:
+    """A network that tells sums of bytes from other floats: only with integer noise are all its inputs such sums."""
+
+    def reads_low_bits(inputs: torch.Tensor) -> torch.Tensor:
+        bytes_ = (inputs.double() * 255).round()
+        exact = ((bytes_ / 255).float() == inputs).flatten(1).all(1)
+        return torch.stack([~exact, exact], 1).float()
+
+    images = torch.tensor([10.0, 200.0]).view(2, 1, 1, 1).expand(2, 1, 4, 4) / 255
+    classifier = SmoothedClassifier(reads_low_bits, sigma=0.25)
+    assert classifier.certify(images, n=500, sound=True).prediction.tolist() == [1, 1]
+    assert classifier.predict(images, n=500, sound=True).prediction.tolist() == [1, 1]
+    assert classifier.predict(images, n=500).prediction.tolist() == [0, 0]
+
+
 def test_a_seed_replays_and_no_seed_is_fresh() -> None:
     x = torch.full((1, 1, 2, 2), 0.55)
     replay = [smoothed().certify(x, n=1000, seed=3)[0].votes for _ in range(2)]

@@ -526,7 +526,7 @@ def test_recertify_command(run_cli: Cli, run: Path, tmp_path: Path) -> None:
     assert [row.certificate for row in after.rows] == [row.certificate for row in next_to_it.rows]
     code, _, err = run_cli("recertify", file, "--alpha", 3, "--out", tmp_path / "x.tsv")
     assert code == 2
-    assert "alpha: expected 0 < alpha < 1" in err
+    assert "alpha: expected at least 1e-300 and less than 1" in err
 
 
 def test_attack_command(run_cli: Cli, run: Path) -> None:

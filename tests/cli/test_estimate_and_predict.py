@@ -288,6 +288,11 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     assert float(first["largest_radius"]) == result["largest_radius"]
     code, out, err = run_cli(*asked, "dark.png", "--bound", "two-sided", "--device", "cpu", "--format", "json")
     assert json.loads(out)["largest_radius"] == json.loads(out)["images"][0]["radius"] < ceiling
+    code, out, err = run_cli(*asked, "dark.png", "--sound", "--device", "cpu", "--format", "json")
+    (row,) = json.loads(out)["images"]
+    assert json.loads(out)["sound"] is True
+    assert json.loads(out)["largest_radius"] == row["radius"] < ceiling
+    assert row["radius"] == pytest.approx(ceiling)
     code, out, err = run_cli(*asked, "dark.png", "--device", "cpu")
     assert (code, err) == (0, "")
     assert "0 dark" in out
@@ -377,7 +382,7 @@ def test_predict_of_a_run_in_json(run_cli: Cli, trained_run: Path, place: Path) 
     assert missing == "smoothcert: missing: no such file; give a run folder or an image file\n"
     for option, value, expected in (
         ("sigma", -1.0, "greater than 0"),
-        ("alpha", 0.0, "greater than 0"),
+        ("alpha", 0.0, "at least 1e-300"),
         ("n", 0, "at least 1"),
     ):
         wrong = run_cli("predict", run, "digit.png", f"--{option}", value, "--device", "cpu")

@@ -19,6 +19,7 @@ from smoothcert.io.text import (
     flattened,
     markdown_table,
     named_error,
+    natural_order,
     one_line,
     parse_count,
     printable,
@@ -43,6 +44,20 @@ def test_one_line(text: str, shown: str) -> None:
     assert one_line(text) == shown
     assert one_line(shown) == shown
     shown.encode()
+
+
+@pytest.mark.parametrize(
+    "ordered",
+    [
+        ["weight0.5", "weight2", "weight10", "weight10.5"],
+        ["a", "a1", "a1.0", "a2", "b1", "b1-c2", "b1-c10"],
+        ["lr1e-4", "lr0.001", "lr1"],
+        ["0.25", "0.5", "1", "a"],
+    ],
+)
+def test_numbers_in_names_are_ordered_as_numbers(ordered: list[str]) -> None:
+    for names in (ordered, ordered[::-1], sorted(ordered)):
+        assert sorted(names, key=natural_order) == ordered
 
 
 def test_errors_have_their_type_and_their_text_if_there_is_one() -> None:

@@ -168,7 +168,11 @@ def test_reports_without_a_stored_request(report: Report) -> None:
     manifest.write_text(json.dumps(stored))
     code, _, err = report("--check", "out")
     assert (code, err.count("\n")) == (2, 1)
-    assert "give its runs and options too: `smoothcert report RUNS --check out`" in err
+    assert err == (
+        "smoothcert: out: this report does not store its request, so it can be checked only if you give its runs and "
+        "options: `smoothcert report RUNS [OPTIONS] --check out`\n"
+    )
+    assert report("--check", "a") == report("a", "--check", "a"), "a run is no report"
     assert report("a", "b", "--radii", "0,0.5", "--title", "Mine", "--check", "out")[0] == 0
     for damaged in ({"runs": 3}, {"runs": []}, {"runs": ["../a"], "radii": 5}, {"runs": ["../a"], "paper": ["x"]}):
         stored["request"] = damaged

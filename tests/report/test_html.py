@@ -355,7 +355,7 @@ def test_the_page_says_what_it_is_about_and_its_result_in_words() -> None:
         *("MNIST", "LeNet", "L2 radii", "10 images", "n = 1,000 votes", "α = 0.001", "5 March 2026")
     ]
     seen = Seen(text)
-    words = headlines(comparisons(summaries), {"a": "Gaussian", "b": "SmoothMix"})
+    words = headlines(comparisons(summaries))
     assert words[0] in seen.texts["p"]
     assert text.index(words[0]) < text.index('<section id="curves">') < text.index('<table class="results">')
 

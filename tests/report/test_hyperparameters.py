@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+import smoothcert as sc
 from smoothcert.report import write_report
 from smoothcert.report.contents import Choices, read_contents
 from smoothcert.report.sweep_curves import draw_sweeps
@@ -59,6 +60,39 @@ def test_parameters_that_differ_are_columns(make_run: MakeRun, tmp_path: Path) -
     assert f"| 0.50 | mix | {report.contents.labels['mix']} | " in text, "as in the legends of figures"
     assert report.contents.labels["mix"] == "SmoothMix (η = 5)"
     assert report.contents.sweeps == [], "two values are not a curve"
+
+
+def test_rows_in_python_have_the_seed_and_the_hyperparameters_of_the_csv_file(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    """So that a sweep can be grouped: its means equal those of the table over seeds."""
+    radii = {(5.0, 0): 0.2, (5.0, 1): 0.3, (10.0, 0): 0.4, (10.0, 1): 0.6}
+    runs = [consistency(make_run, weight, radius, seed) for (weight, seed), radius in radii.items()]
+    plain = trained(make_run, "plain", 0.1, {"name": "gaussian", "num_noise": 1}, seed=3)
+    rows = sc.report([*runs, plain, make_run("no-recipe")], out=tmp_path, formats="csv")
+    assert {(row["objective.weight"], row["seed"]): row["acr"] for row in rows[:4]} == pytest.approx(radii)
+    assert [(row["name"], row["seed"], row["objective.weight"]) for row in rows[4:]] == [
+        ("plain", 3, None),
+        ("no-recipe", None, None),
+    ]
+    first, *_ = csv.DictReader((tmp_path / "report.csv").open(newline=""))
+    assert [key for key in rows[0] if key.startswith("objective.")] == ["objective.weight"]
+    assert [key for key in first if key.startswith("objective.")] == ["objective.weight"]
+    groups = {weight: [row["acr"] for row in rows if row["objective.weight"] == weight] for weight in (5.0, 10.0)}
+    means = {
+        float(row["objective.weight"]): float(row["acr"])
+        for row in csv.DictReader((tmp_path / "report-seeds.csv").open(newline=""))
+    }
+    assert {weight: np.mean(acrs) for weight, acrs in groups.items()} == pytest.approx(means)
+
+
+def test_a_field_of_a_recipe_does_not_replace_a_result(make_run: MakeRun) -> None:
+    runs = [trained(make_run, f"r{i}", 0.2, {"name": "mine"}, acr=i, method=f"no {i}") for i in range(2)]
+    rows = sc.report(runs)
+    assert [(row["name"], row["method"], row["acr"]) for row in rows] == [
+        ("r0", "mine", pytest.approx(0.2)),
+        ("r1", "mine", pytest.approx(0.2)),
+    ]
 
 
 def test_columns_and_figures_of_a_users_method_have_the_names_of_its_fields(make_run: MakeRun, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from smoothcert.io.written_files import write_files
 from smoothcert.report import find_certificates
 from smoothcert.report.contents import NO_CERTIFICATES, Choices, read_contents
 from smoothcert.report.locate import locate
+from smoothcert.training.run_folder import runs_in
 
 from .conftest import FIELD_FILE, MakeRun
 
@@ -99,6 +100,23 @@ def test_equal_names_become_distinct(make_run: MakeRun, tmp_path: Path) -> None:
         path.write_text(FIELD_FILE)
     with pytest.raises(RequestError, match=r"expected a different name for each run, got '.*/a' twice; .* --as"):
         read_contents(same, Choices())
+
+
+def test_numbers_in_names_are_sorted_as_numbers(make_run: MakeRun) -> None:
+    """Runs in a folder, and files of a run; paths keep the order in which they are given."""
+    ordered = ["weight0.5", "weight2", "weight2-seed1", "weight2-seed10", "weight10", "weight10.5", "weight100"]
+    for name in sorted(ordered):
+        make_run(f"runs/{name}")
+    runs = make_run("runs/weight2").parent
+    assert [name for name, _ in find_certificates([runs])] == ordered
+    assert [run.name for run in runs_in(runs, Path.is_dir)] == ["runs"]
+    assert [run.name for run in runs_in(runs, lambda path: (path / "certificates").is_dir())] == ordered
+    given = [runs / "weight10", runs / "weight2"]
+    assert [name for name, _ in find_certificates(given)] == ["weight10", "weight2"]
+    for votes in (10000, 100000, 1000):
+        make_run("several", file=f"test-n{votes}")
+    several = find_certificates([make_run("several", file="test-n9")])
+    assert [name for name, _ in several] == [f"several/test-n{votes}" for votes in (9, 1000, 10000, 100000)]
 
 
 def test_a_file_that_is_named_twice_is_listed_once(make_run: MakeRun) -> None:

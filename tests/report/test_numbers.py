@@ -5,21 +5,25 @@ import random
 import re
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from smoothcert.certification.certificates import CertifiedImage
 from smoothcert.errors import RequestError
 from smoothcert.noise import Gaussian
+from smoothcert.report import write_report
+from smoothcert.report.document import terminal_report
 from smoothcert.report.further_tables import constant_sentences, csv_columns, further_tables
 from smoothcert.report.headline import headlines
 from smoothcert.report.paired import comparisons
 from smoothcert.report.summary import Summary, implied_l_infinity, summarize
 from smoothcert.smoothing.certificate import Certificate, certified_radius
 
-from .conftest import image, our_file, random_rows
+from .conftest import MakeRun, image, our_file, random_rows
 
 RADII = (0.0, 0.25, 0.5, 1.0, 1.5)
 
@@ -410,13 +414,39 @@ def test_the_headline_in_words() -> None:
     worse = [image(i, 1, 1 if i >= 21 else 0, 0.7) for i in range(100)]
     (comparison,) = comparisons([summary_of(worse, "gaussian"), summary_of(better, "mix", objective="smoothmix")])
     assert comparison.headline_radius == 0.5
-    (text,) = headlines([comparison], {"mix": "SmoothMix"})
+    (text,) = headlines([comparison])
     low, high = (round(100 * end) for end in stats.binomtest(83, 100).proportion_ci(method="wilson"))
     assert text.startswith(
         "83 of 100 test digits of MNIST keep their class under every change of L2 length up to 0.5 "
-        f"(SmoothMix; 95% interval {low} to {high}). gaussian: 79, the difference is not established."
+        f"(mix; 95% interval {low} to {high}). gaussian: 79, the difference is not established."
     )
     assert "The number of votes n limits the result: 79 to 83% of the images have the largest radius, 1.231." in text
+
+
+def test_the_words_have_the_names_of_the_table(make_run: MakeRun, tmp_path: Path) -> None:
+    """Not those of figures, such as "Consistency (λ = 5)" and "ensemble of 2", in every format and on a terminal."""
+    runs = []
+    for name, certified in (("plain", 40), ("w5", 80), ("w10", 60), ("both of them", 70)):
+        method = "gaussian" if name == "plain" else "consistency" if name[0] == "w" else "ensemble of 2"
+        rows = [image(i, i % 2, i % 2 if i < certified else 1 - i % 2, 0.7) for i in range(100)]
+        if name == "w10":
+            rows = [image(i, i % 2, 0, 0.7) for i in range(100)]
+        runs.append(make_run(name, rows, objective=method))
+        weight = name.removeprefix("w")
+        (runs[-1] / "recipe.yaml").write_text(f"objective: {{name: {method}, weight: {weight}}}\n")
+    contents = write_report(runs, tmp_path / "out", ["md", "html"]).contents
+    labels = ["Gaussian", "Consistency (λ = 5)", "Consistency (λ = 10)", "ensemble of 2"]
+    assert list(contents.labels.values()) == labels
+    (words,) = contents.headlines
+    assert "(w5; 95% interval" in words
+    assert ". both of them: 70, the difference is established; plain: 40, the difference is established." in words
+    assert "Class 1 is never certified by w10." in words
+    assert not [label for label in labels if label in words]
+    console = Console(width=1000, record=True)
+    for shown in terminal_report(contents, 1000):
+        console.print(shown)
+    texts = [(tmp_path / "out" / name).read_text() for name in ("report.md", "report.html")]
+    assert all(words in text for text in (*texts, console.export_text()))
 
 
 def test_a_reference_that_no_run_has() -> None:

@@ -454,3 +454,44 @@ def test_absurd_columns(report: Report, make_run: MakeRun, radii: str) -> None:
     code, _, err = report(make_run("mine"), "--format", "csv", "--radii", radii)
     assert (code, err.count("\n")) == (2, 1), err
     assert len(err) < 300
+
+
+def test_the_reference_may_be_the_path_of_a_run(
+    report: Report, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of its folder, of its certificates file, or relative; stored by its name, so that --check works elsewhere."""
+    runs = make_run("sweeps/a"), make_run("sweeps/b")
+    monkeypatch.chdir(tmp_path)
+    for number, given in enumerate(("b", runs[1], f"{runs[1]}/certificates/test.tsv", "sweeps/b", "./sweeps/b/")):
+        out = tmp_path / f"out{number}"
+        code, _, err = report("sweeps", "--reference", given, "--out", out, "--format", "csv")
+        assert (code, err) == (0, "")
+        rows = csv.DictReader((out / "report.csv").open(newline=""))
+        assert [(row["name"], row["reference"]) for row in rows] == [("a", "b"), ("b", "")]
+        assert json.loads((out / ".smoothcert-report.json").read_text())["request"]["reference"] == "b"
+    monkeypatch.chdir(out)
+    assert report("--check", ".")[0] == 0
+    assert smoothcert.report(runs, reference=runs[1])[0]["reference"] == "b"
+    make_run("sweeps/b", file="again", alpha=0.01)
+    for given, expected in (
+        (runs[1], f"expected one run, got {runs[1]}, which has the certificates b/again, b/test; give the name of one"),
+        ("sweeps/c", "expected one of a, b/again, b/test, got sweeps/c; give the name or path of a run"),
+    ):
+        code, _, err = report(*runs, "--all-images", "--reference", given)
+        assert (code, err) == (2, f"smoothcert: reference: {expected}\n")
+
+
+def test_columns_by_the_last_part_of_their_names(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+    for number in range(2):
+        objective = f"{{name: consistency, weight: {number + 1}, steps: {number}, adversary: {{steps: {number}}}}}"
+        run = make_run(f"sweep/r{number}", objective="consistency")
+        (run / "recipe.yaml").write_text(f"objective: {objective}\nsigma: 0.5\nepochs: {number + 5}\n")
+    tex = [tmp_path / "sweep", "--format", "tex", "--columns"]
+    assert report(*tex, "weight,epochs,acr", "--out", "short")[0] == 0
+    assert report(*tex, "objective.weight,epochs,acr", "--out", "long")[0] == 0
+    assert Path("short/report.tex").read_text() == Path("long/report.tex").read_text()
+    assert r" & run & $\lambda$ & epochs & ACR \\" in Path("short/report.tex").read_text()
+    code, _, err = report(*tex, "steps,acr")
+    message = "expected a column of report.csv, got 'steps'; give objective.adversary.steps or objective.steps"
+    assert (code, err) == (2, f"smoothcert: columns: {message}\n")
+    assert report(*tex, "wieght")[0] == 2

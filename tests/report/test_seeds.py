@@ -14,10 +14,11 @@ from scipy import stats
 
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.errors import WorkError
+from smoothcert.io.text import escape_markdown
 from smoothcert.report import Published, write_report
 from smoothcert.report.contents import LatexTable
 from smoothcert.report.document import terminal_report
-from smoothcert.report.seeds import SeedMean, exceeds
+from smoothcert.report.seeds import SeedMean, mean_difference
 from smoothcert.report.summary import summarize
 
 from .conftest import MakeRun, as_file, image
@@ -104,24 +105,100 @@ def test_the_best_mean_is_marked(make_run: MakeRun, tmp_path: Path) -> None:
     def marked(runs: list[Path]) -> list[int]:
         write_report(runs, tmp_path / "out", ["md"], radii=[0.0])
         lines = (tmp_path / "out" / "report.md").read_text().split("Mean ± sd")[1].partition("## ")[0].splitlines()
-        return [line.count("**") for line in lines if "\\*" in line]
+        return [line.count("**") for line in lines if line.startswith("| 0.50")]
 
     assert marked(runs) == [0, 2], "ACR by 0.26 with a standard error of 0.04; at radius 0 both have 100%"
     assert marked([*runs, *third]) == [0, 0, 0], "the third mean is 0.03 below the second"
 
 
 @pytest.mark.parametrize(("seeds", "other_seeds"), [(2, 2), (2, 5), (3, 3), (5, 4)])
-def test_a_mean_exceeds_another_by_a_t_test(seeds: int, other_seeds: int) -> None:
+def test_means_differ_by_a_t_test(seeds: int, other_seeds: int) -> None:
     """Compared with scipy's test, for differences on both sides of its limit."""
     random, answers = np.random.default_rng(seeds), []
-    for shift in np.linspace(-2, 8, 40):
+    for shift in np.linspace(-8, 8, 60):
         values, others = random.normal(shift, 1, seeds).tolist(), random.normal(0, 2, other_seeds).tolist()
         test = stats.ttest_ind(values, others, equal_var=False)
-        answers.append(exceeds(values, others))
-        assert answers[-1] == (test.statistic > 0 and test.pvalue < 0.05)
-    assert {True, False} == set(answers)
-    assert exceeds([1.0, 1.0], [0.9, 0.9])
-    assert not exceeds([1.0, 1.0], [1.0, 1.0])
+        difference = mean_difference(values, others)
+        assert difference.value == pytest.approx(np.mean(values) - np.mean(others))
+        assert difference.value / difference.standard_error == pytest.approx(test.statistic)
+        assert difference.degrees_of_freedom == pytest.approx(test.df)
+        assert difference.significant == (test.pvalue < 0.05)
+        answers.append((difference.significant, difference.value > 0))
+    assert len(set(answers)) == 4
+    assert mean_difference([1.0, 1.0], [0.9, 0.9]).significant
+    assert not mean_difference([1.0, 1.0], [1.0, 1.0]).significant
+
+
+def test_how_often_equal_methods_with_two_seeds_differ() -> None:
+    """The shares in docs/commands.md, and the limits in standard errors."""
+    random = np.random.default_rng(0)
+    test = stats.ttest_ind(random.normal(size=(2, 100_000)), random.normal(size=(2, 100_000)), equal_var=False)
+    assert np.mean(np.abs(test.statistic) > 2) == pytest.approx(0.18, abs=0.005)
+    assert np.mean(test.pvalue < 0.05) == pytest.approx(0.02, abs=0.005)
+    # Between the least degrees of freedom, those of one group, and those of both.
+    limits = [stats.t.ppf(0.975, freedom) for freedom in (2, 1, 4, 2)]
+    assert limits == pytest.approx([4.3, 12.7, 2.8, 4.3], abs=0.05)
+
+
+def table_over_seeds(out: Path) -> str:
+    return (out / "report.md").read_text().split("Mean ± sd")[1].partition("## ")[0]
+
+
+def test_the_difference_of_means_from_the_reference(make_run: MakeRun, tmp_path: Path) -> None:
+    """Radii are scale/20, 2 scale/20, ..., scale: the ACR is 21/40 of the scale."""
+    scales = {"gauss": [0.7, 0.714], "near": [0.73, 0.7], "far": [1.12, 1.15, 1.13]}
+    runs = [
+        seeded(make_run, f"{name}-s{seed}", seed, scale, epochs=len(name))
+        for name, of_name in scales.items()
+        for seed, scale in enumerate(of_name)
+    ]
+    out = tmp_path / "out"
+    contents = write_report(runs, out, ["md", "csv", "tex", "html"], radii=[0.0]).contents
+    acrs = {name: 21 / 40 * np.array(of_name) for name, of_name in scales.items()}
+    rows = {row["name"]: row for row in csv.DictReader((out / "report-seeds.csv").open(newline=""))}
+    table = table_over_seeds(out)
+    latex = (out / "report.tex").read_text()
+    assert r"| ACR | ACR − gauss-s\* | 0.00 |" in table
+    assert "ACR & ACR $-$ gauss-s* & 0.00" in latex
+    for name, star in (("near", ""), ("far", "*")):
+        row, test = rows[f"{name}-s*"], stats.ttest_ind(acrs[name], acrs["gauss"], equal_var=False)
+        difference = acrs[name].mean() - acrs["gauss"].mean()
+        assert row["reference"] == "gauss-s*"
+        assert float(row["acr_minus_reference"]) == pytest.approx(difference)
+        assert float(row["acr_minus_reference_standard_error"]) == pytest.approx(difference / test.statistic)
+        assert float(row["acr_minus_reference_degrees_of_freedom"]) == pytest.approx(test.df)
+        assert (test.pvalue < 0.05) == bool(star)
+        text = f"+{difference:.4f} ({difference / test.statistic:.4f}){star}"
+        assert f"| {escape_markdown(text)} |" in table
+        assert f"$+{difference:.4f}$ ({difference / test.statistic:.4f}){star} &" in latex
+        assert text in (out / "report.html").read_text()
+    assert [rows["gauss-s*"][key] for key in rows["gauss-s*"] if "reference" in key] == [""] * 4
+    assert "A star marks" in table
+    console = Console(width=100, record=True)
+    for shown in terminal_report(contents, 100):
+        console.print(shown)
+    assert "ACR − gauss-s*" in console.export_text()
+
+    write_report(runs, out, ["md"], radii=[0.0], reference="far-s1")
+    assert r"| ACR − far-s\* |" in table_over_seeds(out)
+    assert f"| −{(acrs['far'].mean() - acrs['gauss'].mean()):.4f} (" in table_over_seeds(out)
+
+
+def test_a_reference_with_one_seed_has_no_difference_of_means(make_run: MakeRun, tmp_path: Path) -> None:
+    lone = seeded(make_run, "gauss", 0)
+    runs = [seeded(make_run, f"mine-s{seed}", seed, 1.1 + seed / 10, epochs=3) for seed in range(2)]
+    write_report([lone, *runs], tmp_path / "out", ["md", "csv"], radii=[0.0])
+    table = table_over_seeds(tmp_path / "out")
+    assert "| ACR − gauss |" in table
+    assert re.search(r"± [\d.]+ \| – \| 100.0 ± 0.0", table)
+    (row,) = csv.DictReader((tmp_path / "out/report-seeds.csv").open(newline=""))
+    assert (row["reference"], row["acr_minus_reference"]) == ("gauss", "")
+
+    write_report(runs, tmp_path / "alone", ["md"], radii=[0.0])
+    assert "ACR −" not in table_over_seeds(tmp_path / "alone"), "nothing to subtract"
+    other = seeded(make_run, "other", 0, settings={"alpha": 0.01})
+    write_report([lone, *runs, other], tmp_path / "unranked", ["md"], radii=[0.0])
+    assert "ACR −" not in table_over_seeds(tmp_path / "unranked"), "runs that are not ranked have no reference"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +19,7 @@ from smoothcert.certification.certificates import CertificatesFile, read_certifi
 from smoothcert.errors import RequestError
 from smoothcert.io.text import escape_markdown
 from smoothcert.report import Contents, Summary, write_report
+from smoothcert.report.contents import LatexTable
 from smoothcert.report.curves import draw_curves
 from smoothcert.report.document import markdown_page
 from smoothcert.report.layout import comma_separated, decimals_needed, escape_latex, latex, markdown, terminal
@@ -214,6 +216,34 @@ def test_escapes() -> None:
     assert escape_latex("λ ≥ 1 → Δ|×") == r"$\lambda$ $\geq$ 1 $\rightarrow$ $\Delta$\textbar{}$\times$"
     assert escape_latex("a_b{c}\\~^ σ") == r"a\_b\{c\}\textbackslash{}\textasciitilde{}\textasciicircum{} $\sigma$"
     assert escape_markdown("a_b _c_ *d*\ne") == r"a_b \_c\_ \*d\* e"
+
+
+def test_the_difference_from_the_reference_in_latex(make_run: MakeRun, tmp_path: Path) -> None:
+    """One column with the paired difference, its standard error and a star."""
+    radii = {"plain_a": [0.1, 0.3, 0.5, 0.2, 0.4, 0.6, 0.1, 0.9], "better": [0.3, 0.6, 0.7, 0.5, 0.6, 0.9, 0.4, 1.1]}
+    radii["like"] = [0.2, 0.2, 0.6, 0.1, 0.4, 0.5, 0.0, 1.0]
+    runs = [make_run(name, [image(i, 1, 1, r) for i, r in enumerate(values)]) for name, values in radii.items()]
+    asked = LatexTable(["name", "acr", "acr_minus_reference"])
+    write_report(runs, tmp_path / "out", ["tex", "csv"], latex=asked)
+    text = (tmp_path / "out/report.tex").read_text()
+    assert r"$\sigma$ & run & ACR & ACR $-$ plain\_a \\" in text
+    assert r"\begin{tabular}{rlrr}" in text
+    assert "0.50 & plain\\_a & 0.388 & --" in text
+    for name, star in (("better", "*"), ("like", "")):
+        differences = np.array(radii[name]) - np.array(radii["plain_a"])
+        error = differences.std(ddof=1) / 8**0.5
+        sign = "+" if differences.mean() > 0 else "-"
+        assert f"& ${sign}{abs(differences.mean()):.3f}$ ({error:.3f}){star} \\\\" in text
+        assert (abs(differences.mean()) > 2 * error) == bool(star)
+    assert "a star marks differences of more than two standard errors" in text
+    rows = list(csv.DictReader((tmp_path / "out/report.csv").open(newline="")))
+    assert rows[1]["acr_minus_reference"] == "0.25", "the CSV file has the number only"
+
+    other = make_run("other_sigma", sigma=0.25), make_run("better_there", sigma=0.25)
+    write_report([*runs, *other], tmp_path / "two", ["tex"], latex=asked)
+    assert r"& ACR $-$ reference \\" in (tmp_path / "two/report.tex").read_text()
+    write_report(runs[:1], tmp_path / "one", ["tex"], latex=asked)
+    assert "0.388 & --" in (tmp_path / "one/report.tex").read_text()
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs a TeX")

@@ -1,4 +1,4 @@
-"""Votes must be independent: which classifiers are refused, and which random ones are not."""
+"""Votes must be independent: classifiers whose logits depend on more than one input alone are refused."""
 
 import random
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from smoothcert import SmoothedClassifier
 from smoothcert.errors import RequestError
-from smoothcert.smoothing.batch_dependence import refuse_batch_dependence, refuse_unsound
+from smoothcert.smoothing.batch_dependence import refuse_dependent_votes, refuse_unsound
 
 Function = Callable[[Tensor], Tensor]
 ROWS = "depend on one input alone"
-DRAWS = "different random numbers for each input"
+RANDOM = "the same logits for the same inputs"
 PLACE = "its place in the batch"
 
 
@@ -116,78 +116,71 @@ DEPENDENT: dict[str, tuple[Callable[[], Function], str]] = {
     "cached by shape": (lambda: cached(lambda x: x.shape), ROWS),
     "batch norm, dropout": (
         lambda: hidden(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Dropout(), nn.Linear(32, 10)),
-        ROWS,
+        RANDOM,
     ),
     "dropout, batch norm": (
         lambda: hidden(nn.Flatten(), nn.Dropout(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Linear(32, 10)),
-        ROWS,
+        RANDOM,
     ),
     "strong dropout": (
         lambda: hidden(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Dropout(0.9), nn.Linear(288, 10)),
-        ROWS,
+        RANDOM,
     ),
-    "centred logits": (lambda: centred(linear(), 1.0), ROWS),
-    "one noise for all": (lambda: (lambda f: lambda x: f(x + torch.randn_like(x[:1])))(linear()), DRAWS),
-    "one shift for all": (lambda: (lambda f: lambda x: f(x.roll(int(torch.randint(8, ())), -1)))(linear()), DRAWS),
+    "centred logits": (lambda: centred(linear(), 1.0), RANDOM),
+    "one noise for all": (lambda: (lambda f: lambda x: f(x + torch.randn_like(x[:1])))(linear()), RANDOM),
+    "one shift for all": (lambda: (lambda f: lambda x: f(x.roll(int(torch.randint(8, ())), -1)))(linear()), RANDOM),
     "one shift for all, other rounding in each place": (
         lambda: (lambda f: lambda x: f(x.roll(int(torch.randint(3, ())), -1)) + 1e-6 * torch.rand(len(x), 1))(linear()),
-        DRAWS,
+        RANDOM,
     ),
     "one noise for all, class masked": (
         lambda: masked((lambda f: lambda x: f(x + torch.randn_like(x[:1])))(linear()), -1e9),
-        DRAWS,
+        RANDOM,
     ),
     "one coin for all": (
         lambda: lambda x: functional.one_hot((torch.rand(1) < 0.5).long(), 10).float().expand(len(x), -1),
-        DRAWS,
+        RANDOM,
     ),
     "one noise for all, and own noise": (
         lambda: (lambda f: lambda x: f(x + torch.randn_like(x[:1]) + torch.randn_like(x)))(linear()),
-        DRAWS,
+        RANDOM,
     ),
     "one shift for all, and own noise": (
         lambda: (lambda f: lambda x: f(x.roll(int(torch.randint(8, ())), -1) + 0.1 * torch.randn_like(x)))(linear()),
-        DRAWS,
+        RANDOM,
     ),
-    "seeded coin": (lambda: seeded(INDEPENDENT["coin"]()), PLACE),
+    "seeded coin": (lambda: seeded(coin(0.5)), PLACE),
     "seeded dropout": (lambda: seeded(hidden(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 10))), PLACE),
     "own generator, seeded": (lambda: (lambda f: lambda x: own_generator(f)(x))(linear()), PLACE),
+    "dropout": (lambda: hidden(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10)), RANDOM),
+    "own noise": (lambda: (lambda f: lambda x: f(x + torch.randn_like(x)))(linear()), RANDOM),
+    "own generator": (lambda: own_generator(), RANDOM),
+    "random flips of each input": (lambda: flips(random.Random(3), together=False), RANDOM),
+    "coin": (lambda: coin(0.5), RANDOM),
+    "rare coin": (lambda: coin(0.05), RANDOM),
+    "random NaN": (lambda: lambda x: torch.randn(len(x), 10).log(), RANDOM),
 }
+"""A certificate is about one function of the input, so random numbers are refused even if each input has its own."""
+
+
+def coin(p: float) -> Function:
+    return lambda x: functional.one_hot((torch.rand(len(x)) < p).long(), 10).float()
+
+
+def flips(draws: random.Random, *, together: bool) -> Function:
+    """Random flips by Python's random numbers, of all inputs of a batch together or of each one."""
+    classify = linear()
+
+    def flipped(images: Tensor) -> Tensor:
+        return images.flip(-1) if draws.random() < 0.5 else images
+
+    return lambda x: classify(flipped(x) if together else torch.stack([flipped(image) for image in x]))
 
 
 def own_generator(classify: Function | None = None) -> Function:
     """Draws that no seed of torch repeats."""
     generator, classify = torch.Generator().manual_seed(3), classify or linear()
     return lambda x: classify(x + torch.randn(x.shape, generator=generator))
-
-
-def experts() -> Function:
-    """Three networks with dropout; the image decides which, and so the order of all draws."""
-    networks = [nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10)).train() for _ in range(3)]
-
-    def classify(images: Tensor) -> Tensor:
-        logits, chosen = torch.zeros(len(images), 10), (3 * images[:, 0, 0].sum(1)).long() % 3
-        for number, network in reversed(list(enumerate(networks))):
-            if (mine := chosen == number).any():
-                logits[mine] = network(images[mine])
-        return logits
-
-    return classify
-
-
-def draws_by_content() -> Function:
-    """The last image first, with a number of draws that depends on its pixels."""
-    classify = linear()
-
-    def one(image: Tensor) -> Tensor:
-        return classify((image + torch.randn(1 + int(10 * image.sum()) % 7, *image.shape)).mean(0, keepdim=True))[0]
-
-    return lambda images: torch.stack([one(image) for image in images.flip(0)]).flip(0)
-
-
-def shuffled_draws() -> Function:
-    classify = linear()
-    return lambda x: classify(x + torch.randn_like(x)[torch.randperm(len(x))])
 
 
 INDEPENDENT: dict[str, Callable[[], Function]] = {
@@ -197,23 +190,14 @@ INDEPENDENT: dict[str, Callable[[], Function]] = {
     "one seeded noise for all": lambda: seeded((lambda f: lambda x: f(x + torch.randn_like(x[:1])))(linear())),
     "class masked by -inf": lambda: masked(linear(), -float("inf")),
     "NaN for dark pixels": lambda: (lambda f: lambda x: f(x.log()))(linear()),
-    "dropout": lambda: hidden(nn.Flatten(), nn.Dropout(), nn.Linear(64, 10)),
-    "own noise": lambda: (lambda f: lambda x: f(x + torch.randn_like(x)))(linear()),
-    "own generator": own_generator,
-    "experts": experts,
-    "draws by content": draws_by_content,
-    "shuffled draws": shuffled_draws,
     "draws without effect": lambda: (lambda f: lambda x: f(x) + 0 * torch.rand(1))(linear()),
-    "coin": lambda: lambda x: functional.one_hot((torch.rand(len(x)) < 0.5).long(), 10).float(),
-    "rare coin": lambda: lambda x: functional.one_hot((torch.rand(len(x)) < 0.05).long(), 10).float(),
-    "random NaN": lambda: lambda x: torch.randn(len(x), 10).log(),
 }
 
 
 def examine(classify: Function, seed: int) -> None:
-    pair = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(seed)).repeat(2, 1, 1, 1)
+    image = torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
-        refuse_batch_dependence(classify, pair, classify(pair))
+        refuse_dependent_votes(classify, image, classify(image.repeat(2, 1, 1, 1))[0])
 
 
 @pytest.mark.parametrize("name", DEPENDENT)
@@ -246,7 +230,7 @@ def test_dependent_votes_are_refused_next_to_a_constant(name: str, same_votes: s
 
 
 @pytest.mark.parametrize("same_votes", MONOTONE)
-@pytest.mark.parametrize("name", ["no randomness", "own noise", "experts", "coin"])
+@pytest.mark.parametrize("name", ["no randomness", "other rounding in each call", "one seeded noise for all"])
 def test_independent_votes_are_accepted_next_to_a_constant(name: str, same_votes: str) -> None:
     for seed in range(3):
         torch.manual_seed(seed)
@@ -259,8 +243,8 @@ def classes_of(classify: Function) -> Function:
     return lambda x: functional.one_hot(classify(x).argmax(1), 10).float()
 
 
-@pytest.mark.parametrize("name", ["one noise for all", "one shift for all", "one noise for all, and own noise"])
-def test_shared_draws_are_refused_if_classes_are_given_in_place_of_logits(name: str) -> None:
+@pytest.mark.parametrize("name", ["one noise for all", "one shift for all", "own noise", "rare coin"])
+def test_random_numbers_are_refused_if_classes_are_given_in_place_of_logits(name: str) -> None:
     make, message = DEPENDENT[name]
     for seed in range(5):
         torch.manual_seed(seed)
@@ -268,22 +252,22 @@ def test_shared_draws_are_refused_if_classes_are_given_in_place_of_logits(name: 
             examine(classes_of(make()), seed)
 
 
-def test_shared_draws_are_refused_if_the_class_of_the_image_without_noise_is_certain() -> None:
+def test_random_numbers_are_refused_if_the_class_of_the_image_without_noise_is_certain() -> None:
     """A shift does not change a white image, but its noisy copies."""
     for seed in range(5):
         torch.manual_seed(seed)
         classify = classes_of(DEPENDENT["one shift for all"][0]())
-        pair = torch.ones(2, 1, 8, 8)
-        assert all(torch.equal(classify(pair), classify(pair)) for _ in range(1000))
-        with pytest.raises(RequestError, match=DRAWS):
-            refuse_batch_dependence(classify, pair, classify(pair))
+        white = torch.ones(1, 8, 8)
+        certain = classify(white[None])
+        assert all(torch.equal(certain, classify(white[None])) for _ in range(1000))
+        with pytest.raises(RequestError, match=RANDOM):
+            refuse_dependent_votes(classify, white, certain[0])
 
 
-@pytest.mark.parametrize("name", ["no randomness", "own noise", "dropout", "experts", "draws by content", "rare coin"])
-def test_independent_votes_are_accepted_if_classes_are_given_in_place_of_logits(name: str) -> None:
+def test_a_function_of_the_input_is_accepted_if_it_gives_classes_in_place_of_logits() -> None:
     for seed in range(3):
         torch.manual_seed(seed)
-        examine(classes_of(INDEPENDENT[name]()), seed)
+        examine(classes_of(linear()), seed)
 
 
 @pytest.mark.parametrize("name", INDEPENDENT)
@@ -293,18 +277,12 @@ def test_independent_votes_are_accepted(name: str) -> None:
         examine(INDEPENDENT[name](), seed)
 
 
-def test_random_numbers_of_another_generator_than_that_of_torch_are_seen() -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_random_numbers_of_another_generator_than_that_of_torch_are_seen(together: bool) -> None:
     """Two calls in a row often draw the same number, here whether to flip."""
-    classify = linear()
     for seed in range(3, 7):
-        draws = random.Random(seed)
-
-        def flipped(images: Tensor, draws: random.Random = draws) -> Tensor:
-            return images.flip(-1) if draws.random() < 0.5 else images
-
-        with pytest.raises(RequestError, match=rf"{DRAWS}|depend on one input alone"):
-            examine(lambda x: classify(flipped(x)), seed)
-        examine(lambda x: classify(torch.stack([flipped(image) for image in x])), seed)
+        with pytest.raises(RequestError, match=RANDOM):
+            examine(flips(random.Random(seed), together=together), seed)
 
 
 def test_a_rare_change_of_all_inputs_at_once_is_seen() -> None:
@@ -315,34 +293,16 @@ def test_a_rare_change_of_all_inputs_at_once_is_seen() -> None:
             torch.manual_seed(seed)
             random.seed(seed)
             np.random.seed(seed)
-            with pytest.raises(RequestError, match=DRAWS):
+            with pytest.raises(RequestError, match=RANDOM):
                 examine(lambda x: classify(x.flip(-1) if draw() < 0.1 else x), seed)  # noqa: B023
 
 
-def test_draws_that_are_shared_in_part_would_give_wrong_certificates() -> None:
-    """The share of votes for class 0 varies by far more than that of as many independent votes, as few calls give it.
-
-    Logits of +-(shared + own), both N(0, 1): half of the votes are for class 0, and the correlation of two votes of one
-    call is 2 / pi arcsin(1 / 2) = 1 / 3.
-    """
-
-    def classify(images: Tensor) -> Tensor:
-        sums = torch.randn(()) + torch.randn(len(images))
-        return torch.stack([sums, -sums], 1)
-
-    torch.manual_seed(0)
-    shares = torch.stack([(classify(torch.zeros(100, 1, 2, 2)).argmax(1) == 0).float().mean() for _ in range(1000)])
-    assert float(shares.var()) == pytest.approx(0.25 * (1 + 99 / 3) / 100, rel=0.2)
-    with pytest.raises(RequestError, match=DRAWS):
-        examine(classify, 0)
-
-
 def test_the_generator_of_the_user_is_left_alone() -> None:
-    for make in (INDEPENDENT["dropout"], INDEPENDENT["experts"]):
+    for make in (INDEPENDENT["draws without effect"], INDEPENDENT["one seeded noise for all"]):
         classify = make()
-        pair = torch.rand(1, 1, 8, 8).repeat(2, 1, 1, 1)
-        logits, state = classify(pair), torch.get_rng_state()
-        refuse_batch_dependence(classify, pair, logits)
+        image = torch.rand(1, 8, 8)
+        logits, state = classify(image[None])[0], torch.get_rng_state()
+        refuse_dependent_votes(classify, image, logits)
         assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -352,14 +312,14 @@ def test_dependent_votes_on_plain_images_are_not_certified(name: str, level: flo
     """The image alone shows nothing of a shift or, if it is black, of random weights; its noisy copies do."""
     torch.manual_seed(0)
     classify = linear()
-    weights = (lambda: lambda x: classify(x) + x.flatten(1) @ torch.randn(64, 10), DRAWS)
+    weights = (lambda: lambda x: classify(x) + x.flatten(1) @ torch.randn(64, 10), RANDOM)
     make, message = DEPENDENT.get(name, weights)
     smoothed = SmoothedClassifier(make(), sigma=0.5, num_classes=10)
     with pytest.raises(RequestError, match=message):
         smoothed.certify(torch.full((1, 1, 8, 8), level), n=100)
 
 
-@pytest.mark.parametrize("name", ["no randomness", "NaN for dark pixels", "dropout", "experts", "coin"])
+@pytest.mark.parametrize("name", ["no randomness", "NaN for dark pixels", "draws without effect"])
 def test_independent_votes_on_plain_images_are_accepted(name: str) -> None:
     torch.manual_seed(0)
     refuse_unsound(INDEPENDENT[name](), torch.ones(1, 1, 8, 8), name)
@@ -368,5 +328,5 @@ def test_independent_votes_on_plain_images_are_accepted(name: str) -> None:
 def test_hidden_batch_norm_with_dropout_is_not_certified() -> None:
     torch.manual_seed(0)
     smoothed = SmoothedClassifier(DEPENDENT["batch norm, dropout"][0](), sigma=0.5, num_classes=10)
-    with pytest.raises(RequestError, match=ROWS):
+    with pytest.raises(RequestError, match=RANDOM):
         smoothed.certify(torch.rand(2, 1, 8, 8), n=100)

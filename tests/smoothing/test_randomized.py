@@ -17,7 +17,7 @@ from smoothcert.noise import Gaussian
 from smoothcert.smoothing import bounds, votes
 from smoothcert.smoothing.bounds import error_upper_bound, randomized_error_bound
 from smoothcert.smoothing.rules import Rule
-from smoothcert.smoothing.votes import VoteCounter, block_keys, coin_of
+from smoothcert.smoothing.votes import Stage, VoteCounter, block_keys, coin_of
 
 COINS = (1e-9, 0.001, 0.2, 0.5, 0.9, 0.999, 1.0)
 
@@ -131,6 +131,15 @@ def test_coins_are_uniform_and_not_noise() -> None:
     keys = [key for stage in stages for key in block_keys((5, 3), stage, 9)]
     assert block_keys((5, 3), "coin", 1)[0] not in keys
     assert not any(abs(coins[3] - key * 2.0**-64) < 1e-15 for key in keys)
+
+
+def test_no_two_images_and_stages_share_keys_whatever_their_indices() -> None:
+    """Large indices, such as 64-bit identifiers, must not run into the number of the stage."""
+    indices = [5, 5 + 2**32, 5 + 2**64, 5 + 2**96, 5 + 2**128, 2**32, 2**33, 2**32 + 2**64, 0, 1, 2, 3]
+    stages: tuple[Stage, ...] = ("select", "estimate", "predict", "coin")
+    keys = [key for index in indices for stage in stages for key in block_keys((7, index), stage, 3)]
+    assert len(set(keys)) == len(keys)
+    assert block_keys((7, 5), "select", 1) == [int(np.random.SeedSequence([7, 5, 0]).generate_state(1, np.uint64)[0])]
 
 
 def test_coins_are_above_zero_and_at_most_one(monkeypatch: pytest.MonkeyPatch) -> None:

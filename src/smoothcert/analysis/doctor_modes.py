@@ -7,19 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from smoothcert.analysis.doctor_inputs import BATCH, SIMILAR, Examined, Finding, clearly_better, share
-from smoothcert.classifier import evaluating, logits_of, scale_of
-from smoothcert.smoothing.batch_dependence import depends_on_batch, depends_on_place
+from smoothcert.classifier import evaluating, logits_of
+from smoothcert.smoothing.batch_dependence import depends_on_batch, depends_on_place, is_random
 
 
 def check_mode(examined: Examined) -> Finding | None:
     """Logits that depend on the other images of a batch, as with batch norm in train mode, or on random numbers, as
     with dropout in train mode."""
-    pair = examined.images[:1].repeat(2, *[1] * (examined.images.ndim - 1))
-    with torch.no_grad(), evaluating(examined.classifier):
-        first, again = (logits_of(examined.classifier(pair)).float() for _ in range(2))
-        random = not torch.allclose(first, again, rtol=0, atol=1e-3 * scale_of(first))
-        seeded = depends_on_place(examined.classifier, pair[0])
-        dependent = not seeded and depends_on_batch(examined.classifier, pair, first)
+    image = examined.images[0]
+    with evaluating(examined.classifier):
+        random = is_random(examined.classifier, image)
+        seeded = not random and depends_on_place(examined.classifier, image)
+        dependent = not random and not seeded and depends_on_batch(examined.classifier, image)
     if dependent:
         return Finding(
             "train-mode",

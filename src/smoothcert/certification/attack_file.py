@@ -87,18 +87,19 @@ def contradiction_p_value(file: AttacksFile) -> float | None:
     """Return the probability of at least as many contradictions as the file has, if they happen by chance only.
 
     A certificate and an attack may each fail with their own alpha, so a row contradicts its certificate with
-    probability at most the sum, independently of other rows. If it is tiny, the certificates or the attack are wrong.
-    None if no certificates were compared, or if they do not record their alpha.
+    probability at most the sum, independently of other rows. Rows whose image was not certified count too: among the
+    others alone, wrong certificates may be more frequent. If the probability is tiny, the certificates or the attack
+    are wrong. None if no certificates were compared, or if they do not record their alpha.
     """
     compared = file.settings.get("certificates") or {}
     alphas = (compared.get("alpha"), file.settings.get("alpha"))
     if None in alphas:
         return None
-    certified = sum(bool(row.certified_radius) for row in file.rows)
+    trials = sum(row.certified_radius is not None for row in file.rows)
     seen = len(file.contradictions)
     if seen == 0:
         return 1.0
-    return float(special.bdtrc(seen - 1, certified, min(1.0, sum(float(alpha or 0) for alpha in alphas))))
+    return float(special.bdtrc(seen - 1, trials, min(1.0, sum(float(alpha or 0) for alpha in alphas))))
 
 
 def format_row(row: AttackedImage) -> str:

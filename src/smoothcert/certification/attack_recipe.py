@@ -15,7 +15,7 @@ from smoothcert.io.results import stored_settings
 from smoothcert.models.precision import resolve_precision
 from smoothcert.smoothing.certificate import MOST_VOTES, fewest_deciding_votes
 from smoothcert.smoothing.votes import default_batch_size
-from smoothcert.training.choices import LARGEST_SIGMA
+from smoothcert.training.choices import LARGEST_SIGMA, SMALLEST_ALPHA
 
 
 class AttackRecipe(Recipe):
@@ -26,7 +26,9 @@ class AttackRecipe(Recipe):
     steps: int = Field(20, ge=1, le=10**6, description="gradient steps of an attack")
     num_noise: int = Field(32, ge=1, description="noises that the gradient is averaged over")
     n: int = Field(1000, ge=1, le=MOST_VOTES, description="fresh votes that decide whether an attack succeeded")
-    alpha: float = Field(0.001, gt=0, lt=1, description="probability that a success is wrongly reported, at most")
+    alpha: float = Field(
+        0.001, ge=SMALLEST_ALPHA, lt=1, description="probability that a success is wrongly reported, at most"
+    )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="of the votes; gradients are float32")
     batch_size: int = Field(500, ge=1, description="noisy images in a forward pass of the votes")
     gradient_batch_size: int = Field(256, ge=1, description="noisy images whose gradient is computed at once")

@@ -12,6 +12,7 @@ from smoothcert.io.files import write_text_atomically
 from smoothcert.io.results import new_result, refuse_existing, settings_path, write_settings
 from smoothcert.smoothing.certificate import certificate_from_bound
 from smoothcert.smoothing.votes import coin_of
+from smoothcert.training.choices import SMALLEST_ALPHA
 
 
 def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, bound: str | None = None) -> int:
@@ -23,8 +24,8 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     answers of the fixed rule are recomputed.
     """
     path, out = Path(path), Path(out)
-    if alpha is not None and not 0 < alpha < 1:
-        raise RequestError(f"alpha: expected 0 < alpha < 1, got {alpha}")
+    if alpha is not None and not SMALLEST_ALPHA <= alpha < 1:
+        raise RequestError(f"alpha: expected at least {SMALLEST_ALPHA:g} and less than 1, got {alpha}")
     if read_content(path, "a certificates file").startswith(HEADER.encode()):
         return _recertify_log(path, out, alpha, bound)
     file = read_certificates(path)

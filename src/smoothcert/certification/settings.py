@@ -22,7 +22,7 @@ from smoothcert.smoothing.certificate import MOST_VOTES
 from smoothcert.smoothing.integer_noise import IntegerGaussian
 from smoothcert.smoothing.rules import Rule
 from smoothcert.smoothing.votes import VoteCounter, default_batch_size, fitting_batch_size
-from smoothcert.training.choices import LARGEST_SIGMA, Bound, NoiseName
+from smoothcert.training.choices import LARGEST_SIGMA, SMALLEST_ALPHA, Bound, NoiseName
 from smoothcert.training.run_folder import CERTIFICATES
 
 BATCHES_AT_ONCE = 20
@@ -43,7 +43,9 @@ class CertifySettings(Recipe):
     noise: NoiseName | None = Field(default=None, description="gaussian certifies in L2, laplace and uniform in L1")
     n0: int = Field(default=100, ge=1, le=MOST_VOTES, description="votes that choose the class")
     n: int = Field(default=100_000, ge=1, le=MOST_VOTES, description="fresh votes that bound its probability")
-    alpha: float = Field(default=0.001, gt=0, lt=1, description="probability that a certificate is wrong, at most")
+    alpha: float = Field(
+        default=0.001, ge=SMALLEST_ALPHA, lt=1, description="probability that a certificate is wrong, at most"
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="of the network; noise is float32"
     )

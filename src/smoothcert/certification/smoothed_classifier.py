@@ -106,11 +106,15 @@ class SmoothedClassifier(nn.Module):
         *,
         n: int = 1000,
         alpha: float = 0.001,
+        sound: bool = False,
         seed: int | None = None,
         indices: Sequence[int] | Tensor | None = None,
     ) -> CertificateBatch:
-        """The class of each input, or ABSTAIN (-1), with radius 0: each is wrong with probability at most `alpha`."""
-        inputs, prepared = prepare(self, x, {"n": n, "alpha": alpha})
+        """The class of each input, or ABSTAIN (-1), with radius 0: each is wrong with probability at most `alpha`.
+
+        `sound` draws integer noise, as certificates with `sound` do: they are about this class.
+        """
+        inputs, prepared = prepare(self, x, {"n": n, "alpha": alpha, "sound": sound})
         if n < (least := fewest_deciding_votes(alpha)):
             text = f"n = {n:,} votes cannot decide any class at alpha {alpha:g}: all abstain; n = {least:,} can"
             warnings.warn(text, stacklevel=2)

@@ -21,7 +21,7 @@ from smoothcert.io.text import one_line
 from smoothcert.models import Denoised, check_outputs, is_code, output_names
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.noise import sigma_warning
-from smoothcert.smoothing.batch_dependence import refuse_unsound, seeded
+from smoothcert.smoothing.batch_dependence import refuse_unsound
 from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training.checkpoint import Run, tensors_digest
 from smoothcert.training.denoiser import Denoiser
@@ -215,7 +215,7 @@ def _classes_digest(model: Classifier, data: Images | Tensor, device: torch.devi
     # Few images at once: the memory that the code needs is not known yet.
     batches = torch.split(_some_images(data), min(batch_size, 10))
     device = device_of(model) or device
-    with torch.no_grad(), evaluating(model), seeded(device):
+    with torch.no_grad(), evaluating(model):
         classes = [logits_of(model(batch.to(device))).argmax(1) for batch in batches]
     return tensors_digest({"classes": torch.cat(classes) if classes else torch.empty(0, device="cpu")})
 

@@ -20,7 +20,7 @@ from smoothcert.training.run_folder import RECIPE, check_file
 if TYPE_CHECKING:  # commands import torch only when they need it: --help answers at once
     import torch
 
-    from smoothcert.certification.smoothed_classifier import SmoothedClassifier
+    from smoothcert.certification.smoothed_classifier import RuleOptions, SmoothedClassifier
     from smoothcert.smoothing.certificate import Certificate
 
 IMAGES_AT_ONCE = 8
@@ -38,6 +38,7 @@ def predict(
     sigma: Sigma = None,
     noise: Noise = None,
     bound: BoundName = "one-sided",
+    sound: Annotated[bool, typer.Option("--sound", help="Integer noise, as for certificates of --sound.")] = False,
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
     request: ClassifierOptions,
@@ -67,7 +68,7 @@ def predict(
     named = named_classifier(request, runs, sigma, note, images[0])
     spec = named.spec
     noise_level, kind = noise_for(named.subject, sigma, noise)
-    CertifySettings(n=n, alpha=alpha, sigma=noise_level, noise=kind, bound=bound)  # refuses wrong ones
+    CertifySettings(n=n, alpha=alpha, sigma=noise_level, noise=kind, bound=bound, sound=sound)  # refuses wrong ones
     if named.subject.denoiser is not None:
         named.subject.denoiser.check(spec.shape, noise_level, kind)
     side = scaled_side(named.dataset, spec.shape) if resize else None
@@ -87,10 +88,11 @@ def predict(
             batch_size=IMAGES_AT_ONCE,
             collate_fn=lambda items: in_unit_interval(torch.stack([image for (image,) in items])),
         )
-        parts = smoothed.certify_loader(loader, progress=len(pixels) > IMAGES_AT_ONCE, n=n, alpha=alpha, bound=bound)
+        votes: RuleOptions = {"n": n, "alpha": alpha, "bound": bound, "sound": sound}
+        parts = smoothed.certify_loader(loader, progress=len(pixels) > IMAGES_AT_ONCE, **votes)
         certified = zip(images, chain.from_iterable(parts), strict=True)
         rows = (row_of(path, certificate, spec.class_names) for path, certificate in certified)
-        print_rows(rows, about_radii(smoothed, n, alpha, bound, torch_device), format_)
+        print_rows(rows, about_radii(smoothed, votes, torch_device), format_)
 
 
 @contextmanager
@@ -125,16 +127,16 @@ def runs_and_images(paths: Sequence[Path], request: ClassifierOptions) -> tuple[
     return runs, images
 
 
-def about_radii(
-    smoothed: "SmoothedClassifier", n: int, alpha: float, bound: str, device: "torch.device"
-) -> dict[str, Any]:
+def about_radii(smoothed: "SmoothedClassifier", votes: "RuleOptions", device: "torch.device") -> dict[str, Any]:
     """Return what all radii depend on, and the largest one that n votes can show."""
     from smoothcert.models.precision import resolve_precision
+    from smoothcert.smoothing.bounds import SLACK
     from smoothcert.smoothing.certificate import largest_radius
 
     noise = smoothed.noise
-    ceiling = largest_radius(n, noise, alpha, bound)
-    about = {"n": n, "alpha": alpha, "bound": bound, "sigma": noise.sigma, "noise": noise.name}
+    slack = SLACK if votes["sound"] else 0.0
+    ceiling = largest_radius(votes["n"], noise, votes["alpha"], votes["bound"], slack)
+    about = {**votes, "sigma": noise.sigma, "noise": noise.name}
     precision = resolve_precision(smoothed.precision, device)
     return {**about, "norm": noise.norm, "largest_radius": ceiling, "precision": precision}
 

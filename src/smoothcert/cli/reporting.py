@@ -42,7 +42,7 @@ class ReportRequest:
     ] = False
     reference: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Run to subtract from the others; by default plain Gaussian training."),
+        typer.Option(metavar="RUN", help="Run to subtract from the others (name or path); by default plain Gaussian."),
     ] = None
     described: Annotated[
         list[str] | None,
@@ -56,7 +56,10 @@ class ReportRequest:
         bool,
         typer.Option("--linf", help="Add ACR / sqrt(d), the L-infinity radius it implies."),
     ] = False
-    columns: Annotated[str | None, typer.Option(help="Columns of report.tex, by their names in report.csv.")] = None
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Columns of report.tex, by their names in report.csv: name,acr,acr_minus_reference."),
+    ] = None
     caption: Annotated[
         str | None, typer.Option(help="Caption of report.tex; a table over seeds adds what it shows.")
     ] = None

@@ -1,6 +1,5 @@
 """`smoothcert train`, `import` and `export`: commands that make run folders."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -164,11 +163,8 @@ def stored_recipe(out: Path, *, startable: bool) -> Path | None:
 
 
 def refuse_used_folder(out: Path | None, resume: bool) -> None:
-    """Refuse a folder that training would refuse, before data are downloaded or read.
-
-    Processes that torchrun restarts may continue their run, which training finds out.
-    """
-    if out is not None and not resume and "TORCHELASTIC_RUN_ID" not in os.environ:
+    """Refuse a folder that training would refuse, before data are downloaded or read."""
+    if out is not None and not resume:
         refuse_existing_run(out)
 
 

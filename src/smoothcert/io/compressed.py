@@ -12,6 +12,7 @@ from pathlib import Path
 
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file, replaced_atomically
+from smoothcert.io.text import natural_order
 
 PLAIN, COMPRESSED = ".tsv", ".tsv.gz"
 LINES, COMPRESSED_LINES = ".jsonl", ".jsonl.gz"
@@ -75,10 +76,11 @@ def _same_content(plain: Path) -> bool:
 
 
 def result_files(folder: Path) -> list[Path]:
-    """The result files in `folder`, plain and compressed, sorted by name; hidden files are left out."""
+    """The result files in `folder`, plain and compressed, sorted by name (numbers as numbers); hidden files are left
+    out."""
     files = [*folder.glob(f"*{PLAIN}"), *folder.glob(f"*{COMPRESSED}")]
-    files = sorted((path for path in files if path.is_file() and path.name[0] != "."), key=plain_form)
-    return one_form_each(files)
+    files = [path for path in files if path.is_file() and path.name[0] != "."]
+    return one_form_each(sorted(files, key=lambda path: natural_order(plain_form(path).name)))
 
 
 def read_content(path: Path, kind: str) -> bytes:

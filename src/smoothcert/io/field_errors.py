@@ -94,7 +94,7 @@ def in_plain_words(message: str) -> str:
     message = re.sub(r", unable to parse .*", "", message).replace("Input should be ", "expected ", 1)
     for words, plain in PLAIN_WORDS.items():
         message = message.replace(words, plain)
-    return message
+    return re.sub(r"0\.00000\d+", lambda number: f"{float(number[0]):g}", message)  # pydantic writes out all zeros
 
 
 def shown(text: str) -> str:

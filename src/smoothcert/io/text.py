@@ -111,6 +111,12 @@ def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]], rule: S
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
+def natural_order(name: object) -> tuple[list[tuple[float, str]], str]:
+    """A key that sorts names with their numbers as numbers: weight2 before weight10, 0.5 before 1.0."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", str(name))
+    return [(float(part), "") if i % 2 else (-1.0, part) for i, part in enumerate(parts)], str(name)
+
+
 def flattened(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`fields` without nesting: the keys of nested mappings are joined by dots."""
     flat: dict[str, Any] = {}

@@ -86,7 +86,7 @@ def write_report(
     compare it with, or None; runs are then in the order of the table. `radii` are the columns of the tables, by default
     those of the paper's table, otherwise those of `default_radii`. `gallery` has the pictures of the HTML page. Unless
     `same_images` is False, only the images count that all files of one sigma and data set share. `reference` is the
-    name of the run that differences are taken from, `described` describes files of other tools (see `describe`),
+    name or path of the run to take differences from, `described` describes files of other tools (see `describe`),
     `l_infinity` adds the L-infinity radius that ACR implies, `latex` has the columns, caption and label of report.tex.
     `request`, the options of the command `report` that lead to these choices, is stored in `out` together with `paths`,
     so that the report can be checked later (see `check`); without it nothing is stored or removed.
@@ -102,7 +102,7 @@ def write_report(
     contents = replace(contents, pictures={name: file for name, file in pictures.items() if file is not None})
     texts = {name: text for kind in formats if kind in TEXTS for name, text in TEXTS[kind](contents).items()}
     files = {name: None if text is None else text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
-    stored = None if request is None else request_for(out, paths, request)
+    stored = None if request is None else request_for(out, paths, {**request, "reference": contents.reference})
     old = [name for name in _files_of_other_report(out, stored) if name not in {**files, **pictures}]
     shown = {**({} if old else digests_stored_in(out)), **digests}
     stored = {**stored, STORED_AS: shown} if stored and shown else stored
@@ -146,21 +146,22 @@ def report(
     runs: "str | Path | Run | CertificatesFile | Iterable[str | Path | Run | CertificatesFile]",
     *,
     radii: Sequence[float] | None = None,
-    reference: str | None = None,
+    reference: str | Path | None = None,
     described: str | Sequence[str] = (),
     out: str | Path | None = None,
     formats: str | Sequence[str] = ("md", "csv", "html", "png"),
 ) -> list[Row]:
     """Return one row per certificates file of `runs` (run folders, folders of them, or files), for `pandas.DataFrame`.
 
-    A row has the name, data set, sigma, method, average certified radius (ACR) and its standard error, the certified
-    accuracy (a fraction) at each of `radii`, the abstention rate and the number of images and votes. The accuracy is
-    None where the tables have a dash. Runs of one sigma and data set are compared on the images that all of them have:
-    `acr_minus_reference` is the difference from the run `reference` (by default the Gaussian or first one), with the
-    standard error of the paired difference. `described` says what each file of another tool holds, as `--as` of the
-    command `smoothcert report` does, for example "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". With `out`, the report
-    is also written there, as the command does: tables and a page as md, csv, tex and html, figures as png, pdf and svg.
-    Files of an earlier report of other runs or options in `out` are removed.
+    A row has the name, data set, method, sigma, the training seed and the hyper-parameters in which runs of one method
+    differ (None for runs without them), average certified radius (ACR) and its standard error, the certified accuracy
+    (a fraction) at each of `radii`, the abstention rate and the number of images and votes. The accuracy is None where
+    the tables have a dash. Runs of one sigma and data set are compared on the images that all of them have:
+    `acr_minus_reference` is the difference from the run `reference` (its name or path; by default the Gaussian or first
+    one), with the standard error of the paired difference. `described` says what each file of another tool holds, as
+    `--as` of the command `smoothcert report` does, for example "name=CAT-RS,sigma=0.5,n=100000,alpha=0.001". With
+    `out`, the report is also written there, as the command does: tables and a page as md, csv, tex and html, figures as
+    png, pdf and svg. Files of an earlier report of other runs or options in `out` are removed.
     """
     given = runs if isinstance(runs, Iterable) and not isinstance(runs, str | CertificatesFile) else [runs]
     paths = [
@@ -170,6 +171,7 @@ def report(
     radii = None if radii is None else checked_radii(radii)
     formats = [kind.strip() for kind in formats.split(",")] if isinstance(formats, str) else formats
     texts = [described] if isinstance(described, str) else list(described)
+    reference = None if reference is None else str(reference)
     choices = Choices(radii=radii, reference=reference, described=list(map(parse_description, texts)))
     if out is None:
         contents = read_contents(paths, choices)
@@ -182,16 +184,20 @@ def report(
     if trials := contents.warnings.get(TRIAL):
         warnings.warn(f"{', '.join(trials)}: {TRIAL}", stacklevel=2)
     differences = {run.name: (c.reference, run.acr) for c in contents.comparisons for run in c.paired}
-    return [_row(summary, *differences.get(summary.name, (None, None))) for summary in contents.summaries]
+    settings = list(dict.fromkeys(key for summary in contents.summaries for key in summary.hyperparameters))
+    return [_row(summary, settings, *differences.get(summary.name, (None, None))) for summary in contents.summaries]
 
 
-def _row(summary: Summary, reference: str | None, difference: Difference | None) -> Row:
+def _row(summary: Summary, settings: Sequence[str], reference: str | None, difference: Difference | None) -> Row:
     accuracies = {f"certified_accuracy_{radius:g}": summary.shown_accuracy(radius) for radius in summary.accuracy_at}
-    return {
+    run: Row = {
         "name": summary.name,
         "dataset": summary.dataset,
         "method": summary.named.label(),
         "sigma": summary.sigma,
+        "seed": summary.recipe.get("seed"),
+    }
+    results: Row = {
         "acr": summary.acr,
         "acr_standard_error": summary.acr_standard_error,
         **accuracies,
@@ -205,6 +211,8 @@ def _row(summary: Summary, reference: str | None, difference: Difference | None)
         "acr_minus_reference": None if difference is None else difference.value,
         "acr_minus_reference_standard_error": None if difference is None else difference.standard_error,
     }
+    # A recipe of the user's own may have a field such as "name": the names of the report win.
+    return run | {key: summary.hyperparameters.get(key) for key in settings} | run | results
 
 
 def plot_certificates(file: CertificatesFile, path: str | Path | None) -> "Figure":

@@ -51,11 +51,17 @@ def request_of(folder: Path) -> Mapping[str, object]:
         raise RequestError(f"{folder}: expected the folder of a report, got none; give one that smoothcert wrote")
     request = stored_request(folder)
     if request is None:
+        if not any((folder / name).exists() for name in TEXT_FILES):
+            raise _no_report(folder)
         raise RequestError(
-            f"{folder}: expected a report that stores its request, got none; give its runs and options too: "
-            f"`smoothcert report RUNS --check {folder}`"
+            f"{folder}: this report does not store its request, so it can be checked only if you give its runs and "
+            f"options: `smoothcert report RUNS [OPTIONS] --check {folder}`"
         )
     return request
+
+
+def _no_report(folder: Path) -> RequestError:
+    return RequestError(f"{folder}: expected one of {', '.join(TEXT_FILES)}, got none; give the folder of a report")
 
 
 def differing_numbers(folder: Path, contents: Contents) -> list[str]:
@@ -69,7 +75,7 @@ def differing_numbers(folder: Path, contents: Contents) -> list[str]:
         check_regular_file(path)
     written = {path.name: path.read_text(encoding="utf-8", errors="replace") for path in found_files}
     if not written and not drawn:
-        raise RequestError(f"{folder}: expected one of {', '.join(TEXT_FILES)}, got none; give the folder of a report")
+        raise _no_report(folder)
     # The Markdown page shows the figures that were drawn with it, which need not be all in the folder.
     shown = [file for file in drawn if f"]({file})" in written.get(MARKDOWN, "")]
     contents = replace(contents, pictures=dict.fromkeys(shown, b""))

@@ -1,5 +1,6 @@
 """Everything that a report says, in whatever format: read from certificates files, checked and computed."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,10 +26,11 @@ from smoothcert.report.paired import Comparison, comparisons
 from smoothcert.report.protocol import norm_of
 from smoothcert.report.published import Published, PublishedFor, comparison_notes, place_in_table, published_rows
 from smoothcert.report.seeds import SeedMean, over_seeds
+from smoothcert.report.seeds_table import seeds_layout, seeds_sentences
 from smoothcert.report.summary import Summary, default_radii, implied_l_infinity, summarize
-from smoothcert.report.tables import NUMBERS, RANKED, RANKED_SEEDS, intervals_layout, layout, seeds_layout
+from smoothcert.report.tables import NUMBERS, RANKED, intervals_layout, layout
 from smoothcert.report.trained_run import TrainedRun, training_runs
-from smoothcert.training.run_folder import CERTIFICATES
+from smoothcert.training.run_folder import CERTIFICATES, run_of_certificates
 
 LARGEST_RADIUS = 1e6
 DEEPEST = 50
@@ -41,8 +43,7 @@ VOTES = ("n", "n0", "seed", "batch_size")
 NO_SIGMA = 'compared with no run of known σ: describe the file, as in --as "sigma=0.5,n=100000,alpha=0.001"'
 NO_L_INFINITY = "no ACR in L∞, which needs radii in L2 and the image size of a known data set"
 SEEDS = (
-    "Runs that differ by their training seed only, certified alike on the same images; sd: sample standard deviation. "
-    f"Bold: {RANKED_SEEDS}."
+    "Runs that differ by their training seed only, certified alike on the same images; sd: sample standard deviation."
 )
 INTERVALS = (
     "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in them."
@@ -100,6 +101,8 @@ class Contents:
     sweeps: Sequence[Sweep] = ()
     """ACR against the hyper-parameters that take three or more numbers."""
     latex: LatexTable = LatexTable()
+    reference: str | None = None
+    """The name of the run that was asked for as the reference."""
 
     @property
     def tables(self) -> str:
@@ -118,8 +121,8 @@ class Contents:
 
     @property
     def headlines(self) -> list[str]:
-        """The result in words, one paragraph per comparison, with the names of runs that figures have."""
-        return headlines(self.comparisons, self.labels, self.seeds)
+        """The result in words, one paragraph per comparison."""
+        return headlines(self.comparisons, self.seeds)
 
     @property
     def compares_runs(self) -> bool:
@@ -140,12 +143,14 @@ class Contents:
     @cached_property
     def seeds_table(self) -> Layout | None:
         """The table of the means over seeds; None without any."""
-        return seeds_layout(self.seeds, self.published) if self.seeds else None
+        return seeds_layout(self.seeds, self.published, self.comparisons) if self.seeds else None
 
     @cached_property
     def further(self) -> list[FurtherTable]:
         """The tables after the first."""
-        seeds = [] if self.seeds_table is None else [FurtherTable("Mean ± sd over seeds", SEEDS, self.seeds_table)]
+        seeds = []
+        if (table := self.seeds_table) is not None:
+            seeds = [FurtherTable("Mean ± sd over seeds", " ".join([SEEDS, *seeds_sentences(table)]), table)]
         intervals = FurtherTable("95% confidence intervals", INTERVALS, intervals_layout(self.summaries))
         return [*seeds, *further_tables(self.comparisons), intervals]
 
@@ -174,7 +179,8 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
         summaries = [replace(s, l_infinity=implied_l_infinity(s)) for s in summaries]
         notes += [(NO_L_INFINITY, s.name) for s in summaries if s.l_infinity is None]
     notes += [(NO_SIGMA, s.name) for s in summaries if s.sigma is None]
-    compared = comparisons(summaries, choices.reference)
+    reference = _name_of(choices.reference, summaries)
+    compared = comparisons(summaries, reference)
     notes += [(f"not ranked: {'; '.join(c.obstacles)}", run.name) for c in compared if c.obstacles for run in c.runs]
     warnings: dict[str, list[str]] = {}
     for note, name in notes:
@@ -191,7 +197,22 @@ def read_contents(paths: Sequence[Path], choices: Choices) -> Contents:
         comparisons=compared,
         sweeps=sweeps(summaries),
         latex=choices.latex,
+        reference=reference,
     )
+
+
+def _name_of(reference: str | None, summaries: Sequence[Summary]) -> str | None:
+    """The name of the run that `reference` is the path of; any other text unchanged."""
+    if reference is None or "\0" in reference or any(summary.name == reference for summary in summaries):
+        return reference
+    path = Path(os.path.realpath(reference))
+    names = [s.name for s in summaries if path in (s.file.path.resolve(), run_of_certificates(s.file.path))]
+    if len(names) > 1:
+        raise RequestError(
+            f"reference: expected one run, got {reference}, which has the certificates {', '.join(names)}; give the "
+            "name of one"
+        )
+    return names[0] if names else reference
 
 
 def _reported_files(paths: Sequence[Path], choices: Choices) -> tuple[list[Named], list[tuple[str, str]]]:

@@ -9,12 +9,18 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean, escape_markdown, one_line, some_of
 from smoothcert.report.contents import Contents
 from smoothcert.report.figures import FIGURES
+from smoothcert.report.further_tables import ACR_DIFFERENCE
 from smoothcert.report.html import html_page
 from smoothcert.report.labels import by_sigma, facts_of
 from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
-from smoothcert.report.tables import CAPTION, RANKED_SEEDS, SEEDS_CAPTION
+from smoothcert.report.seeds_table import SEEDS_CAPTION, seeds_sentences
+from smoothcert.report.tables import CAPTION
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
+DIFFERENCES = (
+    "ACR − ...: paired difference over the images from the reference, which has a dash, with its standard error in "
+    "brackets; a star marks differences of more than two standard errors."
+)
 BOLD = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
 
 
@@ -66,19 +72,19 @@ def markdown_page(contents: Contents) -> str:
 def latex_document(contents: Contents) -> str:
     """The table of the runs, what differs from the paper below it, then the table over seeds, for LaTeX."""
     asked = contents.latex
+    columns = _full_keys(asked.columns, contents)
     label = asked.label or "tab:certified"
-    parts = [latex(_chosen(contents.table, asked.columns), asked.caption or _caption(contents), label)]
+    parts = [latex(_chosen(contents.table, columns), asked.caption or _caption(contents), label)]
     lines = [f"{', '.join(names)}: {note}." for note, names in {**contents.warnings, **contents.notes}.items()]
     if lines:
         notes = "\n\n".join(escape_latex(line) for line in lines)
         parts.append(f"{{\\footnotesize\n{notes}\n\\par}}\n")
     if contents.seeds_table is not None:
-        known = {column.key for column in contents.seeds_table.columns}
-        keys = [key for key in asked.columns if key in known]
+        keys = [key for key in columns if contents.seeds_table.has(key)]
         means = _chosen(contents.seeds_table, [*keys, "seeds"] if keys else ())
         start = f"{asked.caption.rstrip('.')}. " if asked.caption else ""
-        caption = f"{start}Mean ± sample standard deviation over training seeds. Bold: {RANKED_SEEDS}."
-        parts.append(latex(means, caption, f"{label}-seeds"))
+        words = ["Mean ± sample standard deviation over training seeds.", *seeds_sentences(means)]
+        parts.append(latex(means, f"{start}{' '.join(words)}", f"{label}-seeds"))
     return "\n".join(parts)
 
 
@@ -88,7 +94,20 @@ def _caption(contents: Contents) -> str:
         sentences.append(BOLD)
     if contents.published:
         sentences.append(f"In italics: {PUBLISHED_ROWS}.")
+    if ACR_DIFFERENCE in contents.latex.columns:
+        sentences.append(DIFFERENCES)
     return " ".join(sentences)
+
+
+def _full_keys(keys: Sequence[str], contents: Contents) -> list[str]:
+    """`keys` with the whole name of a hyper-parameter for its last part, as --set allows: weight, objective.weight."""
+    full_keys = []
+    for key in keys:
+        same = sorted(full for full in contents.hyperparameters if full.rpartition(".")[2] == key)
+        if len(same) > 1 and not contents.table.has(key):
+            raise RequestError(f"columns: expected a column of report.csv, got '{key}'; give {' or '.join(same)}")
+        full_keys.append(same[0] if same and not contents.table.has(key) else key)
+    return full_keys
 
 
 def _chosen(content: Layout, keys: Sequence[str] = ()) -> Layout:
@@ -137,5 +156,6 @@ def terminal_report(contents: Contents, width: int) -> list[RenderableType]:
         for note, names in contents.warnings.items()
     ]
     if contents.seeds_table is not None:
-        shown.append(terminal(contents.seeds_table, width, SEEDS_CAPTION))
+        star = "; *: Welch's t-test, 5%" if contents.seeds_table.has(ACR_DIFFERENCE) else ""
+        shown.append(terminal(contents.seeds_table, width, f"{SEEDS_CAPTION}{star}"))
     return shown

@@ -1,6 +1,6 @@
 """Tables of a report after the first: differences from a reference run, classes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -11,10 +11,13 @@ from smoothcert.report.layout import UNKNOWN, Column, Layout, Value, decimals_ne
 from smoothcert.report.paired import Comparison, Difference, PairedRun
 from smoothcert.report.protocol import class_name, class_names_of
 from smoothcert.report.published import signed
+from smoothcert.report.seeds import MeanDifference
 from smoothcert.report.summary import Summary
 
 MOST_CLASSES = 20
 """Of more classes, tables show those with the smallest ACR."""
+ACR_DIFFERENCE = "acr_minus_reference"
+"""The key of the columns with the ACR of a run, or of a mean over seeds, minus that of the reference."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,13 @@ def _runs(comparisons: Sequence[Comparison]) -> list[Summary]:
     return [run for comparison in comparisons for run in comparison.runs]
 
 
-def _with_error(difference: Difference | None, decimals: int, scale: float = 1.0) -> str:
+def minus_title(references: Iterable[str]) -> str:
+    """The heading of differences of ACR, with the name of the reference if there is only one."""
+    first, *others = dict.fromkeys(references)
+    return f"ACR − {'reference' if others else first}"
+
+
+def with_error(difference: Difference | MeanDifference | None, decimals: int, scale: float = 1.0) -> str:
     """A difference with its standard error in brackets; a star where it is significant."""
     if difference is None:
         return UNKNOWN
@@ -88,7 +97,7 @@ def _differences(comparisons: Sequence[Comparison]) -> FurtherTable:
             difference = of(pair[1])
             return None if difference is None else scale * difference.value
 
-        return Column(key, title, value, decimals, text=lambda pair: _with_error(of(pair[1]), decimals, scale))
+        return Column(key, title, value, decimals, text=lambda pair: with_error(of(pair[1]), decimals, scale))
 
     columns = [
         *heading(_runs(comparisons), lambda pair: pair[0].first),
@@ -150,10 +159,13 @@ def _classes(comparisons: Sequence[Comparison]) -> list[FurtherTable]:
 def csv_columns(comparisons: Sequence[Comparison]) -> list[Column]:
     """For CSV: the worst class, the share at the largest radius, the run minus its reference."""
     paired = {run.name: run for c in comparisons for run in c.paired}
-    reference = {run.name: c.reference for c in comparisons for run in c.paired}
+    reference = {run.name: c.reference for c in comparisons if c.reference is not None for run in c.paired}
 
     def difference(summary: Summary) -> Difference | None:
         return paired[summary.name].acr if summary.name in paired else None
+
+    def part(name: str) -> Callable[[Summary], Value]:
+        return lambda summary: getattr(difference(summary), name, None)
 
     values: dict[str, Callable[[Summary], Value]] = {
         "worst_class": lambda s: s.worst_class,
@@ -163,7 +175,12 @@ def csv_columns(comparisons: Sequence[Comparison]) -> list[Column]:
         "largest_radius": lambda s: s.ceiling,
         "at_largest_radius": lambda s: None if s.at_ceiling is None else 100 * s.at_ceiling,
         "reference": lambda s: reference.get(s.name),
-        "acr_minus_reference": lambda s: getattr(difference(s), "value", None),
-        "acr_minus_reference_standard_error": lambda s: getattr(difference(s), "standard_error", None),
     }
-    return [Column(key, key, value, csv_only=True) for key, value in values.items()] if comparisons else []
+    # LaTeX, too, if it is asked for the difference, which then has its standard error in the same column.
+    title = minus_title(reference.values()) if reference else ACR_DIFFERENCE
+    differences = [
+        Column(ACR_DIFFERENCE, title, part("value"), 3, csv_only=True, text=lambda s: with_error(difference(s), 3)),
+        Column(error := f"{ACR_DIFFERENCE}_standard_error", error, part("standard_error"), csv_only=True),
+    ]
+    columns = [Column(key, key, value, csv_only=True) for key, value in values.items()]
+    return [*columns, *differences] if comparisons else []

@@ -1,7 +1,7 @@
 """The result of a report in words: one short paragraph per sigma and data set."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from smoothcert.io.text import counted, radius_text, some_of
 from smoothcert.report.names import images_text
@@ -22,20 +22,12 @@ STATISTICS = (
 """What the words and signs on a page mean; a page prints it once."""
 
 
-def headlines(
-    comparisons: Sequence[Comparison], labels: Mapping[str, str] | None = None, seeds: Sequence[SeedMean] = ()
-) -> list[str]:
-    """Sentences on each comparison, in order; `labels` gives the names to print for runs (default: their own)."""
-    shown = (labels or {}).get
-    return [
-        " ".join(_sentences(comparison, lambda name: shown(name) or name, len(comparisons) > 1, seeds))
-        for comparison in comparisons
-    ]
+def headlines(comparisons: Sequence[Comparison], seeds: Sequence[SeedMean] = ()) -> list[str]:
+    """Sentences on each comparison, in order; runs have the names that the tables have."""
+    return [" ".join(_sentences(comparison, len(comparisons) > 1, seeds)) for comparison in comparisons]
 
 
-def _sentences(
-    comparison: Comparison, label: Callable[[str], str], several: bool, seeds: Sequence[SeedMean]
-) -> list[str]:
+def _sentences(comparison: Comparison, several: bool, seeds: Sequence[SeedMean]) -> list[str]:
     radius = comparison.headline_radius
     first = comparison.first
     noise_level = "Without a recorded σ" if first.sigma is None else f"At σ = {first.sigma:g}"
@@ -43,14 +35,14 @@ def _sentences(
     if radius is None:
         text = [f"{start}{_without_radius(comparison)}"]
     elif comparison.ranked:
-        text = [_ranked(comparison, radius, label, start)]
+        text = [_ranked(comparison, radius, start)]
     else:
-        text = [f"{start}{_unranked(comparison, radius, label)}"]
+        text = [f"{start}{_unranked(comparison, radius)}"]
     if radius is not None:
         text.append(_over_seeds(comparison, radius, seeds))
     if comparison.obstacles:
         text.append(f"These runs are not ranked: {'; '.join(comparison.obstacles)}.")
-    sentences = [*text, *_never_certified(comparison, label), _limit(comparison)]
+    sentences = [*text, *_never_certified(comparison), _limit(comparison)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -69,13 +61,13 @@ def _count(run: Summary, radius: float) -> int:
     return int(run.outcomes.certified_at(radius).sum())
 
 
-def _claim(comparison: Comparison, run: Summary, radius: float, label: Callable[[str], str]) -> str:
+def _claim(comparison: Comparison, run: Summary, radius: float) -> str:
     split = run.split if len({run.split for run in comparison.runs}) == 1 else None
     count = _count(run, radius)
     keep = "keeps its" if count == 1 else "keep their"
     return (
         f"{count:,} of {images_text(run.images, run.dataset, split)} {keep} class under every "
-        f"change of {run.norm} length up to {radius:g} ({label(run.name)}; {_interval(run, radius)})"
+        f"change of {run.norm} length up to {radius:g} ({run.name}; {_interval(run, radius)})"
     )
 
 
@@ -85,19 +77,19 @@ def _interval(run: Summary, radius: float) -> str:
     return f"95% interval {low:,} to {high:,}"
 
 
-def _unranked(comparison: Comparison, radius: float, label: Callable[[str], str]) -> str:
+def _unranked(comparison: Comparison, radius: float) -> str:
     """The first runs at `radius`, in their order."""
     first, *others = comparison.runs
     words = [
-        f"{label(run.name)}: {_count(run, radius):,} of {run.images:,} ({_interval(run, radius)})"
+        f"{run.name}: {_count(run, radius):,} of {run.images:,} ({_interval(run, radius)})"
         for run in others[: MOST_RUNS - 1]
     ]
     if (more := len(comparison.runs) - MOST_RUNS) > 0:
         words.append(f"{counted(more, 'more run')} {'is' if more == 1 else 'are'} in the tables")
-    return "; ".join([_claim(comparison, first, radius, label), *words]) + "."
+    return "; ".join([_claim(comparison, first, radius), *words]) + "."
 
 
-def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], start: str) -> str:
+def _ranked(comparison: Comparison, radius: float, start: str) -> str:
     """The best run at `radius`, then the next best and the reference, and whether their differences are established."""
     best = comparison.best_at(radius)
     if best is None:
@@ -108,11 +100,10 @@ def _ranked(comparison: Comparison, radius: float, label: Callable[[str], str], 
         paired = next(run for run in comparison.paired if run.name == best.name)
         others[comparison.reference] = paired.accuracy[radius]
     words = [
-        f"{label(name)}: {_count(runs[name], radius):,}, the difference is {'' if lead.significant else 'not '}"
-        "established"
+        f"{name}: {_count(runs[name], radius):,}, the difference is {'' if lead.significant else 'not '}established"
         for name, lead in others.items()
     ]
-    return f"{start}{_claim(comparison, runs[best.name], radius, label)}. {'; '.join(words)}."
+    return f"{start}{_claim(comparison, runs[best.name], radius)}. {'; '.join(words)}."
 
 
 def _over_seeds(comparison: Comparison, radius: float, seeds: Sequence[SeedMean]) -> str:
@@ -134,7 +125,7 @@ def _over_seeds(comparison: Comparison, radius: float, seeds: Sequence[SeedMean]
     )
 
 
-def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> list[str]:
+def _never_certified(comparison: Comparison) -> list[str]:
     """A sentence on each set of classes that runs never certify."""
     names: dict[str, list[str]] = {}
     for run in (run for run in comparison.runs if run.never_certified):
@@ -143,7 +134,7 @@ def _never_certified(comparison: Comparison, label: Callable[[str], str]) -> lis
         few = certified and len(certified) < len(never)
         shown = _classes([run.class_name(cls) for cls in (certified if few else never)])
         text = f"Only {shown} ever certified" if few else f"{shown} never certified"
-        names.setdefault(text[0].upper() + text[1:], []).append(label(run.name))
+        names.setdefault(text[0].upper() + text[1:], []).append(run.name)
     return [f"{text} by {some_of(runs)}." for text, runs in names.items()]
 
 

@@ -1,5 +1,6 @@
 """What every table consists of, columns and groups of rows of cells, and its text in each format."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -13,6 +14,8 @@ from smoothcert.io.text import csv_text, escape_markdown, markdown_table, one_li
 Value = float | int | str | None
 UNKNOWN = "–"
 MOST_DECIMALS = 10
+_SIGNED = re.compile(r"^(\+|\$-\$)(\d+(?:\.\d+)?)")
+"""The sign and the digits of a difference at the start of a cell in LaTeX."""
 
 _GREEK = {
     **{"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "varepsilon", "ζ": "zeta", "η": "eta"},
@@ -91,6 +94,10 @@ class Layout:
     columns: tuple[Column, ...]
     groups: tuple[tuple[Row, ...], ...]
 
+    def has(self, key: str) -> bool:
+        """Whether there is a column of this key."""
+        return any(column.key == key for column in self.columns)
+
     def only(self, kept: Sequence[int]) -> "Layout":
         """The columns with these numbers."""
         groups = tuple(tuple(tuple(row[i] for i in kept) for row in group) for group in self.groups)
@@ -115,16 +122,17 @@ class Layout:
                 i for i, column in enumerate(self.columns) if 0 < column.left_out <= most
             }
             fit = self.only([i for i in range(len(self.columns)) if i not in hidden])
-            if fit.printed_width <= width:
+            if fit.printed_width(folded=True) <= width:
                 break
         return fit
 
-    @property
-    def printed_width(self) -> int:
-        """The width on a terminal: each column is as wide as its widest cell, a border and two spaces."""
+    def printed_width(self, *, folded: bool) -> int:
+        """The width on a terminal: each column is as wide as its widest cell, a border and two spaces; `folded` texts
+        that may take several lines do so."""
         rows = [row for group in self.groups for row in group]
         widest = [max(len(c.title), *(len(row[i].text) for row in rows)) for i, c in enumerate(self.columns)]
-        return sum(min(width, c.folds_at or width) + 3 for width, c in zip(widest, self.columns, strict=True)) + 1
+        most = [c.folds_at if folded else None for c in self.columns]
+        return sum(min(width, limit or width) + 3 for width, limit in zip(widest, most, strict=True)) + 1
 
 
 def layout_of(columns: Sequence[Column], groups: Sequence[Sequence[Any]]) -> Layout:
@@ -165,7 +173,7 @@ def markdown(content: Layout) -> str:
 
     rows = [[marked(cell) for cell in row] for group in table.groups for row in group]
     rule = ["---:" if column.numeric else ":---" for column in table.columns]
-    return markdown_table([column.title for column in table.columns], rows, rule)
+    return markdown_table([escape_markdown(column.title) for column in table.columns], rows, rule)
 
 
 def comma_separated(content: Layout) -> str:
@@ -187,11 +195,13 @@ def terminal(content: Layout, width: int, caption: str = "") -> Table:
     radii = [sum(column.radius is not None for column in part.columns) for part in (fit, content)]
     more = "a wider terminal shows more radii" if radii[0] < radii[1] else ""
     table = Table(caption="; ".join(filter(None, (caption, more))))
+    folded = fit.printed_width(folded=False) > width
     for column in fit.columns:
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
         no_wrap = column.numeric and column.folds_at is None
         overflow: Literal["ellipsis", "fold"] = "ellipsis" if no_wrap else "fold"
-        table.add_column(Text(column.title), justify=justify, no_wrap=no_wrap, overflow=overflow)
+        most = column.folds_at if folded and column.numeric else None  # so that names are folded only if they must
+        table.add_column(Text(column.title), justify=justify, no_wrap=no_wrap, overflow=overflow, max_width=most)
     for group in fit.groups:
         for row in group:
             styles = ["bold" if cell.best else "italic" if cell.aside else "" for cell in row]
@@ -236,5 +246,7 @@ def _latex_line(cells: Sequence[str]) -> str:
 
 def _latex_cell(cell: Cell) -> str:
     text = escape_latex(cell.text)
+    if not cell.aside:  # in LaTeX's text font, a plus is smaller than a minus
+        text = _SIGNED.sub(lambda number: f"${number[1].strip('$')}{number[2]}$", text)
     mark = "textbf" if cell.best else "textit" if cell.aside and text else ""
     return rf"\{mark}{{{text}}}" if mark else text

@@ -10,6 +10,7 @@ from typing import Any
 
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import PLAIN, plain_form, result_files
+from smoothcert.io.text import natural_order
 from smoothcert.io.written_files import MANIFEST
 from smoothcert.io.yaml_file import read_yaml
 from smoothcert.training.run_folder import (
@@ -32,13 +33,12 @@ def _is_run(folder: Path) -> bool:
 
 def _with_runs_in(paths: Iterable[Path]) -> list[Path]:
     """`paths`, where a folder of certified runs becomes the certificates files in it, then its runs, certified or
-    not."""
+    not, numbers in their names sorted as numbers."""
     every: list[Path] = []
     for path in paths:
         check_exists(path)
-        runs = (
-            sorted(filter(_is_run, path.iterdir())) if path.is_dir() and not result_files(path / CERTIFICATES) else []
-        )
+        holds_runs = path.is_dir() and not result_files(path / CERTIFICATES)
+        runs = sorted(filter(_is_run, path.iterdir()), key=natural_order) if holds_runs else []
         certified = any(result_files(run / CERTIFICATES) for run in runs)
         every += [*result_files(path), *runs] if certified else [path]
     return every

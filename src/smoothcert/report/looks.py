@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from smoothcert.io.text import natural_order
+
 Dash = tuple[float, ...]
 
 
@@ -57,7 +59,7 @@ def looks_of(labels: Iterable[str]) -> dict[str, Look]:
     The looks of the papers' methods are fixed. Three or more variants of a method, such as "Consistency (λ = 1)", get
     the colours of a ramp in the order of their numbers. Other labels get spare looks in alphabetical order.
     """
-    rest = sorted(set(labels), key=_natural)
+    rest = sorted(set(labels), key=natural_order)
     looks: dict[str, Look] = {}
     families: dict[str, list[str]] = {}
     for label in rest:
@@ -85,12 +87,6 @@ def looks_of(labels: Iterable[str]) -> dict[str, Look]:
 def _family(label: str) -> str:
     """The method of a label, without its hyper-parameters."""
     return re.sub(r" \(.* = .*\)", "", label, count=1)
-
-
-def _natural(label: str) -> list[tuple[float, str]]:
-    """A key that sorts numbers in labels as numbers."""
-    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", label)
-    return [(float(part), "") if i % 2 else (-1.0, part) for i, part in enumerate(parts)]
 
 
 def _between(stops: Sequence[str], share: float) -> str:

@@ -108,7 +108,9 @@ def comparisons(summaries: Sequence[Summary], reference: str | None = None) -> l
     """
     names = [summary.name for summary in summaries]
     if reference is not None and reference not in names:
-        raise RequestError(f"reference: expected one of {', '.join(names)}, got {reference}; give the name of a run")
+        raise RequestError(
+            f"reference: expected one of {', '.join(names)}, got {reference}; give the name or path of a run"
+        )
     return [_compared(members, reference) for members in in_groups(summaries)]
 
 

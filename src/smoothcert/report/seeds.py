@@ -1,7 +1,7 @@
-"""Runs that share everything but the training seed."""
+"""Runs that share everything but the training seed: their means, and how far these are from the reference run's."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 
@@ -9,6 +9,7 @@ from scipy.special import stdtrit
 
 from smoothcert.certification.model_provenance import changes_of
 from smoothcert.io.text import flattened
+from smoothcert.report.paired import Comparison
 from smoothcert.report.summary import Summary
 
 # Settings that follow from the training seed or from the data set, or that do not change what is measured.
@@ -63,15 +64,67 @@ def over_seeds(summaries: Sequence[Summary]) -> list[SeedMean]:
     return [SeedMean(tuple(members.values())) for members in alike.values() if len(members) > 1]
 
 
-def exceeds(values: Sequence[float], others: Sequence[float]) -> bool:
-    """Whether the mean of `values`, one per seed, is larger than that of `others` by Welch's t-test (two-sided, 5%).
+@dataclass(frozen=True)
+class MeanDifference:
+    """The mean over seeds of one group of runs minus that of another, by Welch's t-test (two-sided, 5%).
 
-    With two or three seeds a difference of two standard errors is common by chance; the test asks for 4.3 with two.
+    Seeds are not paired: seed 0 of two methods has nothing in common but the number.
     """
+
+    value: float
+    standard_error: float
+    degrees_of_freedom: float | None
+    """Of Welch and Satterthwaite; None if no value differs from the others of its group."""
+
+    @property
+    def significant(self) -> bool:
+        """Whether it exceeds what seeds differ by chance: 4.3 standard errors or more with two seeds each.
+
+        Two standard errors are too few: of the differences between two equal methods with two seeds each, 18% are
+        larger.
+        """
+        if self.degrees_of_freedom is None:
+            return self.value != 0
+        return bool(abs(self.value) > stdtrit(self.degrees_of_freedom, 0.975) * self.standard_error)
+
+
+def mean_difference(values: Sequence[float], others: Sequence[float]) -> MeanDifference:
+    """The mean of `values` minus that of `others`, each with one number per seed, of which there are two or more."""
     errors = [statistics.variance(each) / len(each) for each in (values, others)]
     difference = statistics.fmean(values) - statistics.fmean(others)
     squared = sum(errors)
     if not squared:
-        return difference > 0
+        return MeanDifference(difference, 0.0, None)
     freedom = squared**2 / (errors[0] ** 2 / (len(values) - 1) + errors[1] ** 2 / (len(others) - 1))
-    return bool(difference > stdtrit(freedom, 0.975) * squared**0.5)
+    return MeanDifference(difference, squared**0.5, freedom)
+
+
+@dataclass(frozen=True)
+class FromReference:
+    """The ACR of a mean minus that of the runs that share all but the seed with the reference run."""
+
+    reference: str
+    """The name of their mean, or of the reference run if it is the only one."""
+    acr: MeanDifference | None
+    """None if the reference run is the only one."""
+
+
+def from_reference(means: Sequence[SeedMean], comparisons: Sequence[Comparison]) -> Mapping[str, FromReference]:
+    """Name of the first run of a mean -> its difference from the reference run of its comparison.
+
+    The mean with the reference run has none, nor has a mean of runs that are not ranked.
+    """
+    references = {run.name: c.reference for c in comparisons for run in c.runs if c.reference is not None}
+    mean_of = {run.name: mean for mean in means for run in mean.members}
+    differences = {}
+    for mean in means:
+        name = mean.members[0].name
+        if (reference := references.get(name)) is None:
+            continue
+        other = mean_of.get(reference)
+        if other is None:
+            differences[name] = FromReference(reference, None)
+        elif other is not mean:
+            acr = mean_difference([run.acr for run in mean.members], [run.acr for run in other.members])
+            differences[name] = FromReference(other.name, acr)
+    return differences

@@ -1,6 +1,5 @@
 """Tables in the layout of the papers: sigma, run, ACR, certified accuracy in percent at each radius."""
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,13 +9,12 @@ from smoothcert.report.further_tables import csv_columns, heading
 from smoothcert.report.labels import in_groups
 from smoothcert.report.layout import UNKNOWN, Column, Layout, Row, Value, decimals_needed
 from smoothcert.report.names import setting_titles, value_text
-from smoothcert.report.paired import Comparison, obstacles
+from smoothcert.report.paired import Comparison
 from smoothcert.report.published import Published, minus, published_below
-from smoothcert.report.seeds import SeedMean, exceeds
+from smoothcert.report.seeds import SeedMean
 from smoothcert.report.summary import Summary
 
 CAPTION = "certified accuracy in % at each radius"
-SEEDS_CAPTION = "mean ± sd over seeds; certified accuracy in % at each radius"
 NUMBERS = (
     "Certified accuracy in % at each radius: the share of images that are classified correctly with a certified radius "
     "of at least that (at 0: correctly, without abstaining); a dash for radii that n votes or the rule cannot show. "
@@ -28,8 +26,6 @@ RANKED = (
     "not ranked"
 )
 """What bold means in the table of runs."""
-RANKED_SEEDS = "the best mean of each σ, where a t-test over seeds (5%) tells it from every other"
-"""What bold means in the table over seeds."""
 MOST_BEFORE_RESULTS = 4
 """Tables of the papers have up to four columns of hyper-parameters before the results."""
 NAME = Column("name", "run", lambda subject: subject.name)
@@ -59,12 +55,12 @@ def _accuracy_column(radius: float, decimals: int) -> Column:
     return Column(label, label, percent, decimals=1, radius=radius, ranked=True, shaded=True)
 
 
-def _part(pair: Callable[[Any], tuple[float, float] | None], which: int) -> Callable[[Any], Value]:
+def part(pair: Callable[[Any], tuple[float, float] | None], which: int) -> Callable[[Any], Value]:
     """The first or second number of what `pair` gives for a subject."""
     return lambda subject: None if (numbers := pair(subject)) is None else numbers[which]
 
 
-def _joined(pair: Callable[[Any], tuple[float, float] | None], sign: str, decimals: int | None) -> Callable[[Any], str]:
+def joined(pair: Callable[[Any], tuple[float, float] | None], sign: str, decimals: int | None) -> Callable[[Any], str]:
     """Both numbers as text, with `sign` between them."""
     return lambda subject: (
         UNKNOWN if (numbers := pair(subject)) is None else sign.join(f"{x:.{decimals}f}" for x in numbers)
@@ -75,33 +71,18 @@ def _interval_columns(column: Column) -> list[Column]:
     """For CSV: both ends of the 95% interval of a number."""
     ends = {f"{column.key}_{end}": which for which, end in enumerate(("low", "high"))}
     return [
-        Column(key, key, _part(lambda s: s.interval(column.radius), which), column.decimals, csv_only=True)
+        Column(key, key, part(lambda s: s.interval(column.radius), which), column.decimals, csv_only=True)
         for key, which in ends.items()
     ]
 
 
 def _interval_column(column: Column) -> Column:
     """For reading: the 95% interval of a number as `low–high`."""
-    text = _joined(lambda s: s.interval(column.radius), "–", column.decimals)
+    text = joined(lambda s: s.interval(column.radius), "–", column.decimals)
     return Column(column.key, column.title, text, column.decimals, radius=column.radius, text=text)
 
 
-def _spread_columns(column: Column) -> list[Column]:
-    """A column that shows `mean ± sd` over seeds (ACR with 4 decimals: seeds change the third), and for CSV the sd."""
-    decimals = 4 if column.radius is None else column.decimals
-
-    def mean_and_sd(mean: SeedMean) -> tuple[float, float] | None:
-        values = [value for s in mean.members if isinstance(value := column.value(s), int | float)]
-        return (statistics.fmean(values), statistics.stdev(values)) if len(values) == len(mean.members) else None
-
-    text = _joined(mean_and_sd, " ± ", decimals)
-    return [
-        replace(column, value=_part(mean_and_sd, 0), decimals=decimals, text=text),
-        Column(f"{column.key}_sd", "sd", _part(mean_and_sd, 1), decimals, csv_only=True),
-    ]
-
-
-def _numbers(summaries: Sequence[Summary]) -> list[Column]:
+def number_columns(summaries: Sequence[Summary]) -> list[Column]:
     """ACR and the accuracies."""
     radii = sorted({radius for summary in summaries for radius in summary.accuracy_at})
     decimals = decimals_needed(radii)
@@ -109,7 +90,7 @@ def _numbers(summaries: Sequence[Summary]) -> list[Column]:
     return [acr, *(_accuracy_column(radius, decimals) for radius in radii)]
 
 
-def _hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Summary] = lambda s: s) -> list[Column]:
+def hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Summary] = lambda s: s) -> list[Column]:
     """One column per hyper-parameter in which runs differ, titled as in the papers; `of` gives the run of a row."""
     of_own_methods = {key for s in summaries if s.named.own_method for key in s.hyperparameters}
     titles = setting_titles(dict.fromkeys(key for s in summaries for key in s.hyperparameters), of_own_methods)
@@ -125,7 +106,7 @@ def _hyperparameter_columns(summaries: Sequence[Summary], of: Callable[[Any], Su
     return [column(key, title) for key, title in titles.items()]
 
 
-def _before_and_after_results(settings: Sequence[Column]) -> tuple[list[Column], list[Column]]:
+def before_and_after_results(settings: Sequence[Column]) -> tuple[list[Column], list[Column]]:
     """Divide the hyper-parameters: those of training follow the results if there are too many of them."""
     if sum(not column.csv_only for column in settings) <= MOST_BEFORE_RESULTS:
         return list(settings), []
@@ -142,8 +123,8 @@ def _columns(
     no_method = not published and all(s.method is None or s.method == s.name for s in summaries)
     same_votes = len({s.votes for s in summaries}) == 1
     l_infinity = Column("acr_l_infinity", "ACR in L∞", lambda s: s.l_infinity, decimals=4)
-    acr, *accuracies = numbers = _numbers(summaries)
-    before, after = _before_and_after_results(_hyperparameter_columns(summaries))
+    acr, *accuracies = numbers = number_columns(summaries)
+    before, after = before_and_after_results(hyperparameter_columns(summaries))
 
     def method(summary: Summary) -> str:
         row = published.get(summary.name)
@@ -201,7 +182,7 @@ def _published_columns(columns: Sequence[Column], published: PublishedOf) -> lis
     return [Column(key, key, value, csv_only=True) for key, value in values.items()]
 
 
-def _arranged(
+def arranged(
     columns: Sequence[Column],
     subjects: Sequence[Subject],
     published: PublishedOf | None = None,
@@ -245,50 +226,10 @@ def layout(
     def is_best(group: Sequence[Summary], number: int, column: Column) -> bool:
         return (group[number].name, column.radius) in best
 
-    return _arranged(_columns(summaries, published, comparisons), summaries, published_of, is_best)
+    return arranged(_columns(summaries, published, comparisons), summaries, published_of, is_best)
 
 
 def intervals_layout(summaries: Sequence[Summary]) -> Layout:
     """The 95% confidence intervals over images, for reading: ACR and each accuracy as `low–high`."""
-    columns = (*heading(summaries), NAME, *map(_interval_column, _numbers(summaries)))
-    return _arranged(columns, summaries)
-
-
-def seeds_layout(means: Sequence[SeedMean], published: Mapping[str, Published] = NOTHING) -> Layout:
-    """One row per mean over seeds. `published` as for `layout`; a row is shown where all runs of a mean share it."""
-
-    def published_of(mean: SeedMean) -> Published | None:
-        rows = [published.get(summary.name) for summary in mean.members]
-        same = len({None if row is None else (row.table, row.label) for row in rows}) == 1
-        return rows[0] if same else None
-
-    def method(mean: SeedMean) -> str:
-        row = published_of(mean)
-        return mean.members[0].named.label() or UNKNOWN if row is None else row.label
-
-    def first(mean: SeedMean) -> Summary:
-        return mean.members[0]
-
-    members = [summary for mean in means for summary in mean.members]
-    before, after = _before_and_after_results(_hyperparameter_columns(members, first))
-    columns = (
-        *heading(members, first),
-        Column("name", "runs", lambda m: m.name),
-        Column("method", "method", lambda m: m.members[0].method, text=method, left_out=1),
-        *before,
-        Column("seeds", "seeds", lambda m: len(m.members), decimals=0),
-        *(spread for column in _numbers(members) for spread in _spread_columns(column)),
-        Column("images", "images", lambda m: m.members[0].images, decimals=0, left_out=3, in_latex=False),
-        *after,
-    )
-    return _arranged(columns, means, published_of if published else None, _best_mean)
-
-
-def _best_mean(means: Sequence[SeedMean], number: int, column: Column) -> bool:
-    """Whether the mean exceeds every other of its group, beyond what seeds differ by chance."""
-    if len(means) < 2 or obstacles([mean.members[0] for mean in means]):
-        return False
-    values = [
-        [s.acr if column.radius is None else s.accuracy_at[column.radius] for s in mean.members] for mean in means
-    ]
-    return all(exceeds(values[number], other) for i, other in enumerate(values) if i != number)
+    columns = (*heading(summaries), NAME, *map(_interval_column, number_columns(summaries)))
+    return arranged(columns, summaries)

@@ -55,12 +55,12 @@ def randomized_error_bound(count: int, n: int, alpha: float, coin: float) -> flo
 
     It is the q with P(X > count) + coin * P(X = count) = alpha for X ~ Binomial(n, 1 - q) (Voracek 2024). Under the
     true p the left side is uniform on (0, 1) if the coin is, because the coin fills the gaps between the tails of X;
-    and it falls with q. So P(bound < 1 - p) = alpha exactly, while Clopper-Pearson, which is the case coin = 1, stays
-    below alpha. The bound grows with the coin and is never above Clopper-Pearson.
+    and it falls with q. So P(bound < 1 - p) = alpha where a q solves the equation, while Clopper-Pearson, which is the
+    case coin = 1, stays below alpha. The bound grows with the coin and is never above Clopper-Pearson.
 
     If all votes agree and the coin is at most alpha, no q solves the equation. A coin below 2 alpha then counts as
-    2 alpha, which gives q = 1 - 2^(-1/n). So the bound fails with probability alpha for p from 1/2 to 2^(-1/n), and
-    never for larger p.
+    2 alpha, which gives q = 1 - 2^(-1/n). For alpha up to 1/2 the bound therefore fails with probability alpha for p
+    from 1/2 to 2^(-1/n), and never for larger p. For a larger alpha it is Clopper-Pearson if all votes agree.
     """
     plain = error_upper_bound(count, n, alpha)
     if not 0 <= coin <= 1:

@@ -3,6 +3,8 @@
 A float sum x + delta is not a shift of delta: its low bits depend on x, a network can read them, and then the radius
 is false (Voracek & Hein, ICLR 2023). Here pixels are the integers 0..255, the noise K is the Gaussian rounded to
 integers, the sum is an integer, and the float that the network sees is a function of that integer alone.
+The network is the function that one kind of device computes with one batch size: rounding that depends on the other
+inputs of a batch is not covered.
 
 **Why the Gaussian radius holds.** Let Z ~ N(0, (255 sigma)^2) for each pixel and K = round(Z). For an integer pixel x,
 x + round(Z) = round(x + Z): the noisy integer is the continuous Gaussian, centred at x, and then rounded. Rounding,

@@ -85,9 +85,12 @@ def failures_of_a_batch(batch_size: int) -> Iterator[None]:
 def block_keys(seed: tuple[int, int], stage: Stage, blocks: int) -> list[int]:
     """A 64-bit key for each noise block of a stage of the image whose `seed` is (run seed, image index).
 
-    Stages never share a key, so their votes are independent.
+    Neither stages nor images share a key, except by chance (keys are 64-bit hashes), so their votes are independent.
     """
-    return np.random.SeedSequence([*seed, STAGES[stage]]).generate_state(blocks, np.uint64).tolist()  # type: ignore[no-any-return]
+    run, index = seed
+    if 2**32 <= index < 2**128:  # of a fixed width: the words of index and stage are not those of another pair
+        index += 2**160
+    return np.random.SeedSequence([run, index, STAGES[stage]]).generate_state(blocks, np.uint64).tolist()  # type: ignore[no-any-return]
 
 
 def coin_of(seed: tuple[int, int]) -> float:

@@ -10,3 +10,5 @@ Tracker = Literal["tensorboard", "wandb"]
 NoiseName = Literal["gaussian", "laplace", "uniform"]
 LARGEST_SIGMA = 1e6
 """Far above any useful noise level: images are in [0, 1]."""
+SMALLEST_ALPHA = 1e-300
+"""Far below any useful error probability. Still smaller floats have fewer digits, and bounds from them are wrong."""

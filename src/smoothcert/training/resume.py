@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from smoothcert.data import Images
-from smoothcert.distributed import Team, claim_run, restarts_run
+from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import exists
 from smoothcert.io.files import check_regular_file, remove_temporaries, replaced_atomically
@@ -123,12 +123,10 @@ def open_folder(
 ) -> Start:
     """Make or reopen the folder; refuse recipe, data, origin, state, model and metrics that do not belong together.
 
-    A new run replaces one of which no epoch was saved, such as one whose loss diverged at once. Processes that torchrun
-    has restarted continue the run that their job has made, also without `resume`.
+    A new run replaces one of which no epoch was saved, such as one whose loss diverged at once.
     """
     has_recipe = (folder / RECIPE).exists()
     refuse_unshared_folder(folder, group, has_recipe)
-    resume = resume or group.agree(group.leads and restarts_run(folder))
     if not resume:
         refuse_existing_run(folder)
     if not has_recipe:
@@ -221,7 +219,6 @@ def write_start(recipe: TrainRecipe, folder: Path, epoch: int, continues: bool, 
     if not continues:
         (folder / STATE).unlink(missing_ok=True)
         recipe.save(folder / RECIPE)
-        claim_run(folder)
     if epoch < recipe.epochs or epochs_in(folder / METRICS) > epoch:  # compressed metrics of a finished run stay so
         keep_metrics_before(folder / METRICS, epoch)
     if epoch and not exists(folder / METRICS):

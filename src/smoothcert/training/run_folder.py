@@ -10,7 +10,7 @@ from typing import Any
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import exists
 from smoothcert.io.files import check_regular_file
-from smoothcert.io.text import did_you_mean
+from smoothcert.io.text import did_you_mean, natural_order
 from smoothcert.training.metrics import METRICS, epochs_in
 
 MODEL, RECIPE, STATE = "model.safetensors", "recipe.yaml", "state.pt"
@@ -26,10 +26,10 @@ def stored_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def runs_in(folder: Path, is_run: Callable[[Path], bool]) -> list[Path]:
-    """The runs in a folder of runs, sorted; `folder` itself if it is a run or holds none."""
+    """The runs in a folder of runs, by name, numbers as numbers; `folder` itself if it is a run or holds none."""
     if not folder.is_dir() or is_run(folder):
         return [folder]
-    return sorted(filter(is_run, folder.iterdir())) or [folder]
+    return sorted(filter(is_run, folder.iterdir()), key=natural_order) or [folder]
 
 
 def run_of_certificates(path: Path) -> Path | None:
@@ -77,7 +77,8 @@ def check_run_folder(folder: Path) -> None:
 
 def _runs_below(folder: Path) -> list[Path]:
     """Runs in `folder`, then runs in the folders in it. Folders that disappear meanwhile are ignored."""
-    files = (file for depth in ("*", "*/*") for file in sorted(glob(f"{depth}/{MODEL}", root_dir=folder)))
+    found = (glob(f"{depth}/{MODEL}", root_dir=folder) for depth in ("*", "*/*"))
+    files = (file for of_depth in found for file in sorted(of_depth, key=natural_order))
     return [folder / Path(file).parent for file in files]
 
 
