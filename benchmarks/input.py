@@ -54,7 +54,8 @@ def main() -> None:
     torch.set_num_threads(1)
 
     transforms = {
-        transform: replace(data, augment=transform == "training", decoder=DECODER) for transform in ("training", "test")
+        transform: replace(data, random_parts=transform == "training", decoder=DECODER)
+        for transform in ("training", "test")
     }
     rates: dict[str, list[float]] = {transform: [] for transform in transforms}
     for number in range(options.rounds):

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -22,13 +23,14 @@ from scipy.stats import beta, norm
 from smoothcert import load_dataset, read_certificates, report
 from smoothcert.cli import app
 from smoothcert.data import DATASETS, ImageData
+from smoothcert.data.augmentation import flip_and_crop
 from smoothcert.noise import NOISES
 from smoothcert.objectives import OBJECTIVES
 from smoothcert.papers.presets import preset
 from smoothcert.report.names import METHODS
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.choices import Bound
+from smoothcert.training.choices import Augmentation, Bound
 from smoothcert.training.initial_weights import load_initial_weights
 from smoothcert.training.sampler_settings import SAMPLERS
 
@@ -153,7 +155,7 @@ def test_files_of_the_architecture_page_exist() -> None:
     ("page", "names"),
     [
         ("certification.md", [*NOISES, *get_args(Bound)]),
-        ("data.md", DATASETS),
+        ("data.md", [*DATASETS, *get_args(Augmentation)]),
         ("objectives.md", METHODS.values()),
         ("training.md", SAMPLERS),
     ],
@@ -411,6 +413,27 @@ def test_python_of_the_page_about_training_runs(
     }
     exec(compile(short, "training.md", "exec"), names)
     assert [line["loss"] for line in names["run"].metrics] == [float(capsys.readouterr().out)]
+
+
+def test_python_of_the_page_about_data_divides_and_normalises_the_images(
+    tmp_path: Path, tiny_data: ImageData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each training image is in one of the two parts, and the parts keep the augmentation of the data set."""
+    held_out, normalised = python_blocks(ROOT / "docs/data.md")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(held_out.replace("5_000", "50"), "held_out.py", "exec"), names)
+    whole = replace(tiny_data, augment=flip_and_crop)
+    monkeypatch.setattr("smoothcert.load_dataset", lambda name, split: whole if split == "train" else None)
+    parts = [names["cifar10"](split) for split in ("train", "test")]
+    assert [len(part) for part in parts] == [206, 50]
+    images = torch.cat([part.images for part in parts]).flatten(1).tolist()
+    assert sorted(images) == sorted(whole.images.flatten(1).tolist())
+    assert all(part.augment is flip_and_crop for part in parts)
+    assert len(parts[1].labels.unique()) == 10
+    monkeypatch.setattr("smoothcert.load_dataset", lambda name, split, image_size: whole)
+    exec(compile(normalised, "photographs.py", "exec"), names)
+    assert names["normalised"]("test").normalization.mean == (0.49, 0.48, 0.45)
 
 
 def test_images_that_the_page_about_the_best_recipes_holds_out_are_the_last_ones(

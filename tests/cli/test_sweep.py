@@ -187,7 +187,10 @@ def test_train_without_a_preset(run_cli: Cli, place: Path) -> None:
     request = ("train", "--dataset", "npz:few.npz", "--method", "consistency", "--sigma", 0.5, "--epochs", 2)
     code, out, err = run_cli(*request, "--set", "lambda=3", "--device", "cpu")
     assert (code, err) == (0, "")
-    assert "note: defaults without a preset: model lenet, epochs 2, batch_size 16, learning_rate 0.00625" in out
+    assert (
+        "note: defaults without a preset: model lenet, augment none, epochs 2, batch_size 16, learning_rate 0.00625"
+        in out
+    )
     recipe = load_train_recipe(place / "runs/few-consistency-0.5/recipe.yaml")
     assert (recipe.model, recipe.epochs, recipe.batch_size, recipe.schedule) == ("lenet", 2, 16, "cosine")
     assert recipe.to_mapping()["objective"]["weight"] == 3

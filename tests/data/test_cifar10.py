@@ -11,8 +11,8 @@ import torch
 from local_mirror import Mirror
 
 from smoothcert.data import DATASETS, cifar10, load_dataset
+from smoothcert.data.augmentation import flip_and_crop
 from smoothcert.data.cifar10 import OFFICIAL_SHA256, read
-from smoothcert.data.images import flip_and_crop
 from smoothcert.errors import RequestError, WorkError
 
 TRAIN = [f"data_batch_{number}" for number in range(1, 6)]

@@ -17,6 +17,8 @@ from smoothcert.data.decoding import Decoder, random_box
 from smoothcert.data.image_files import FileList, ImageFiles
 from smoothcert.data.streamed_images import default_workers
 from smoothcert.errors import RequestError, WorkError
+from smoothcert.training.augmentation import with_augmentation
+from smoothcert.training.choices import Augmentation
 
 DECODER = Decoder(3, 24, 24, shorter_side=28)
 SIZES = [(60, 40), (40, 60), (33, 33), (250, 130), (20, 90), (61, 47), (300, 300), (25, 24)]
@@ -37,7 +39,7 @@ def made(files: FileList, **changes: object) -> ImageFiles:
         name="made",
         split="train",
         decoder=DECODER,
-        augment=True,
+        random_parts=True,
         workers=0,
     )
     return replace(data, **changes)
@@ -144,12 +146,36 @@ def test_seed_and_index_decide_the_crop(files: FileList) -> None:
     assert torch.equal(turned, first[[4, 5, 6, 7, 0, 1, 2, 3]])
 
 
+def test_a_subset_has_the_files_and_labels_in_its_order(files: FileList) -> None:
+    data = made(files)
+    part = data.subset(torch.tensor([6, 1, 2]))
+    images, labels = part.batch(torch.arange(3))
+    expected, expected_labels = data.batch(torch.tensor([6, 1, 2]))
+    assert torch.equal(images, expected)
+    assert torch.equal(labels, expected_labels)
+    assert (len(part), part.split, part.file_names) == (3, "part of train", ("6.jpg", "1.jpg", "2.jpg"))
+    assert part.random_parts
+    assert part.digest() != data.digest()
+
+
 def test_without_augmentation_batches_are_the_centres(files: FileList) -> None:
-    data = made(files, augment=False)
+    data = made(files, random_parts=False)
     (images, labels), *_ = data.batches(torch.tensor([[2, 7]]), slice(0, 2), seed=0)
     expected = data.batch(torch.tensor([2, 7]))
     assert torch.equal(images, expected[0])
     assert torch.equal(labels, expected[1])
+
+
+@pytest.mark.parametrize("name", ["none", "flip"])
+def test_a_named_augmentation_replaces_random_parts(files: FileList, name: Augmentation) -> None:
+    order = torch.arange(8).view(1, 8)
+    centres, _ = made(files).batch(order[0])
+    images, _ = next(with_augmentation(made(files), name).batches(order, slice(0, 8), seed=0))
+    mirrored = [not torch.equal(image, centre) for image, centre in zip(images, centres, strict=True)]
+    for image, centre, turned in zip(images, centres, mirrored, strict=True):
+        assert torch.equal(image, centre.flip(2) if turned else centre)
+    assert (sum(mirrored) > 0) == (name == "flip")
+    assert sum(mirrored) < 8
 
 
 @pytest.mark.parametrize(
@@ -195,7 +221,7 @@ class Ended(Decoder):
 
 
 def test_a_worker_that_is_killed_is_one_line(files: FileList) -> None:
-    data = made(files, workers=1, augment=False, decoder=Ended(3, 24, 24, 28))
+    data = made(files, workers=1, random_parts=False, decoder=Ended(3, 24, 24, 28))
     with pytest.raises(WorkError, match="use fewer workers") as raised:
         list(data.batches(torch.arange(8).view(4, 2), slice(0, 2), seed=0))
     assert "\n" not in str(raised.value)

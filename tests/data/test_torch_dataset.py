@@ -66,6 +66,16 @@ def test_labels_that_a_target_transform_changes_are_those_of_the_items() -> None
     assert images_from_dataset(Transformed()).labels.tolist() == (2 - LABELS).tolist()
 
 
+def test_a_subset_has_the_items_and_labels_in_its_order() -> None:
+    data = images_from_dataset(Listed())
+    part = data.subset(torch.tensor([4, 0]))
+    images, labels = part.batch(torch.arange(2))
+    assert torch.equal(images * 255, PIXELS[[4, 0]].float())
+    assert labels.tolist() == LABELS[[4, 0]].tolist()
+    assert (len(part), part.split, part.class_names) == (2, "part of train", data.class_names)
+    assert part.digest() != data.digest()
+
+
 def test_items_of_relabelled_data_are_read_although_they_have_their_own_labels() -> None:
     data = with_known_classes(images_from_dataset(Listed()), ("frog", "cat", "bird", "dog"))
     images, labels = data.batch(torch.arange(6))

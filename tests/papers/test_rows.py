@@ -235,6 +235,7 @@ def test_every_changed_field_of_a_recipe_is_reported() -> None:
     others = {
         "dataset": "mnist-sample",
         "image_size": 28,
+        "augment": "crop",
         "model": "resnet20",
         "sigma": 0.3,
         "noise": "laplace",

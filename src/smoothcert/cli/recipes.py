@@ -93,12 +93,14 @@ def choose_recipe(
     trained: bool = False,
     continued: bool = False,
     silent: bool = False,
+    varied: Collection[str] = (),
 ) -> "TrainRecipe":
     """Return the recipe that `options` name, at the noise level `sigma`, with the `changes` of --set.
 
     Code that only a file names is refused: the user has to name it as well. `load` is called if the recipe depends on
     the images, and on whether training starts from `trained` weights. A recipe of a run that is `continued` may be of
-    an earlier version. Defaults that were chosen are printed unless `silent`.
+    an earlier version. Defaults that were chosen are printed unless `silent`. Fields that are `varied` get their values
+    later.
     """
     from smoothcert.papers.presets import FINETUNE, PRESETS
     from smoothcert.papers.presets import preset as find_preset
@@ -129,6 +131,8 @@ def choose_recipe(
     if trained and (better := f"{options.preset}{FINETUNE}") in PRESETS:
         console.note(f"{options.preset} has the learning rates for random weights; with --init give {better}")
     check_references(final, file, changed, continued=continued)
+    if not silent and "augment" not in varied:
+        note_missing_augmentation(chosen.dataset, final)
     loaded = load_objective(final)
     note_other_defaults(chosen.objective, loaded.objective)
     return loaded
@@ -159,6 +163,14 @@ def check_references(recipe: "TrainRecipe", file: Path | None, given: Collection
     if file is not None and "model" not in given:
         refuse_code(file, recipe.model, None)
     check_own_code(recipe.model)
+
+
+def note_missing_augmentation(planned: str, recipe: "TrainRecipe") -> None:
+    """Print that the data of a recipe are not augmented, where those that it was `planned` for are."""
+    from smoothcert.training.augmentation import augmentation_note, without_augmentation
+
+    if without_augmentation(recipe.dataset) and (note := augmentation_note(planned, recipe, recipe.dataset)):
+        console.note(note)
 
 
 def note_other_defaults(replaced: "Objective", objective: "Objective") -> None:

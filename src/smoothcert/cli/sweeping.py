@@ -54,6 +54,7 @@ def sweep(
             fixed,
             files.load,
             silent=value != sigmas[0],  # the defaults are the same for all
+            varied=varied,
         )
         for value in sigmas
     }

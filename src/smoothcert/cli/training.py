@@ -83,9 +83,9 @@ def train(
     refuse_used_folder(out, resume)
     if init is not None:
         weights_in(init)
-    chosen = {"trained": init is not None, "continued": stored is not None}
+    trained, continued = init is not None, stored is not None
     try:
-        recipe = choose_recipe(options, sigma, files.image_size, set_, files.load, **chosen)
+        recipe = choose_recipe(options, sigma, files.image_size, set_, files.load, trained=trained, continued=continued)
     except RequestError as error:
         if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error

@@ -61,7 +61,7 @@ def load(split: Split, folder: Path) -> "ImageData":
     than the official ones are read, too, but then the data set is called "cifar10 (not the official files)", also in
     every result. Absent files that cannot be downloaded are a RequestError, damaged files a WorkError.
     """
-    from smoothcert.data.images import flip_and_crop
+    from smoothcert.data.augmentation import flip_and_crop
 
     return read(split, folder, URLS).as_data(SPEC, split, flip_and_crop if split == "train" else None)
 

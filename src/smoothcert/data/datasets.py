@@ -53,6 +53,8 @@ class DatasetSpec:
     read: "Callable[[Split, Path], StoredImages] | None" = None
     """`load` without torch, and without a download; None if `load` downloads nothing."""
     normalization: Normalization | None = None
+    augmented: bool = False
+    """Whether the training images are augmented unless a recipe has another `augment`."""
     class_names: tuple[str, ...] | None = None
     """The names of the classes, if they do not depend on the files."""
     shorter_side: int | None = None
@@ -91,6 +93,7 @@ DATASETS: dict[str, DatasetSpec] = {
         load=lambda split, folder: _reader("cifar10").load(split, folder),
         read=lambda split, folder: _reader("cifar10").read(split, folder),
         normalization=Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
+        augmented=True,
         class_names=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     ),
     "imagenet": DatasetSpec(
@@ -101,6 +104,7 @@ DATASETS: dict[str, DatasetSpec] = {
         sizes=(1_281_167, 50_000),
         load=lambda split, folder: _reader("imagenet").load(split, folder),
         normalization=Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        augmented=True,
         shorter_side=256,
     ),
 }

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -46,11 +47,15 @@ class FileList:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ImageFiles(StreamedImages):
-    """One split of a data set in files. With `augment`, `batches` gives random crops; `batch` always the centre."""
+    """One split of a data set in files.
+
+    With `random_parts`, `batches` gives random parts of the images, scaled and half of them mirrored, as papers train
+    on ImageNet; without it, as `batch` always does, the centre.
+    """
 
     files: FileList = field(repr=False)
     decoder: Decoder
-    augment: bool = False
+    random_parts: bool = False
 
     def __len__(self) -> int:
         """The number of images."""
@@ -66,9 +71,15 @@ class ImageFiles(StreamedImages):
         """The file of each image, such as "cat/12.png"."""
         return self.files.relative()
 
+    def subset(self, indices: Tensor) -> Self:
+        """See `ImageData.subset`."""
+        indices = indices.cpu()
+        files = FileList(self.files.root, self.files.names[indices.numpy()])
+        return replace(self, files=files, labels=self.labels[indices], split=f"part of {self.split}")
+
     def read(self, index: int, seed: int | None) -> Tensor:
         """See `StreamedImages.read`."""
-        if seed is None or not self.augment:
+        if seed is None or not self.random_parts:
             return torch.from_numpy(self.decoder.centre(self.files[index]))
         return torch.from_numpy(self.decoder.random(self.files[index], np.random.default_rng((seed, index))))
 

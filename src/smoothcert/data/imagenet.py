@@ -57,7 +57,7 @@ def load(split: Split, folder: Path) -> ImageFiles:
         split=split,
         decoder=DECODER,
         normalization=SPEC.normalization,
-        augment=split == "train",
+        random_parts=split == "train",
         class_names=tuple(classes),
         notes=() if problem is None else (f"{root}: {problem}",),
     )

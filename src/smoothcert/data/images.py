@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.data import Dataset
 
 from smoothcert.data.datasets import Normalization
@@ -18,9 +17,6 @@ Augment = Callable[[Tensor, Tensor], Tensor]
 
 STEPS_AT_ONCE, PIXELS_AT_ONCE = 16, 2**23
 """Most batches and pixels that are prepared at once: a GPU would wait for the host if small batches came singly."""
-
-PADDING = 4
-"""Zeros on each side of an image that is cropped at random: there are 2 * PADDING + 1 offsets in each direction."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # eq=False: comparing tensors gives tensors, not a truth value
@@ -88,9 +84,7 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         images as one process. With None as seed nothing is augmented.
         """
         generator = torch.Generator(self.images.device).manual_seed(seed or 0)
-        row = order.shape[1]
-        together = max(1, min(STEPS_AT_ONCE, PIXELS_AT_ONCE // (row * math.prod(self.shape))))
-        for rows in torch.split(order, together):
+        for rows in torch.split(order, steps_at_once(order, self.shape)):
             chosen = rows[:, share]
             images, labels = self.batch(chosen.flatten())
             if self.augment is not None and seed is not None:
@@ -113,21 +107,9 @@ class ImageData(Dataset[tuple[Tensor, int]]):
         return digest.hexdigest()
 
 
-def flip_and_crop(images: Tensor, uniform: Tensor) -> Tensor:
-    """Crop each image of [b, c, h, w] at random from its zero-padded copy, and mirror half of them.
-
-    `uniform` [b, 3] in [0, 1) decides: [:, 0] < 0.5 mirrors left and right, [:, 1] and [:, 2] choose the vertical and
-    the horizontal offset of the crop, uniformly from 0..8. Shapes are static, and no value is read from the device.
-    """
-    batch, channels, height, width = images.shape
-    offsets = (uniform[:, 1:] * (2 * PADDING + 1)).long().clamp(max=2 * PADDING)
-    columns = torch.arange(width, device=images.device)
-    # A mirrored image is read from right to left, so that one pair of gathers does both.
-    columns = torch.where(uniform[:, :1] < 0.5, columns.flip(0), columns) + offsets[:, 1:]
-    rows = torch.arange(height, device=images.device) + offsets[:, :1]
-    padded = functional.pad(images, (PADDING,) * 4)
-    cropped = padded.gather(2, rows[:, None, :, None].expand(batch, channels, height, padded.shape[3]))
-    return cropped.gather(3, columns[:, None, None, :].expand(batch, channels, height, width))
+def steps_at_once(order: Tensor, shape: tuple[int, int, int]) -> int:
+    """The number of rows of `order`, which are batches of images of `shape`, that are prepared together."""
+    return max(1, min(STEPS_AT_ONCE, PIXELS_AT_ONCE // (order.shape[1] * math.prod(shape))))
 
 
 def in_unit_interval(pixels: Tensor) -> Tensor:

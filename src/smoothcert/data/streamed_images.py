@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from smoothcert.data.datasets import Normalization
-from smoothcert.data.images import ImageData, check_labels, in_unit_interval
+from smoothcert.data.images import Augment, ImageData, check_labels, in_unit_interval, steps_at_once
 from smoothcert.errors import RequestError, WorkError
 
 MOST_WORKERS = 16
@@ -46,6 +46,8 @@ class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
     class_names: tuple[str, ...] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
     relabelled: bool = field(default=False, repr=False)
+    augment: Augment | None = field(default=None, repr=False)
+    """Applied on the device to batches for training, after what `read` does."""
     workers: int | None = None
     device: torch.device = CPU
 
@@ -73,6 +75,10 @@ class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
     @abstractmethod
     def digest(self) -> str:
         """SHA-256 of labels and of what identifies the images."""
+
+    @abstractmethod
+    def subset(self, indices: Tensor) -> Self:
+        """See `ImageData.subset`."""
 
     @abstractmethod
     def read(self, index: int, seed: int | None) -> Tensor:
@@ -105,8 +111,18 @@ class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
             # The loader draws a seed for its workers from here, so that the caller's random numbers do not change.
             generator=torch.Generator().manual_seed(seed or 0),
         )
-        for row, pixels in zip(rows, _one_line_failures(loader), strict=True):
-            yield self._on_device(pixels, row)
+        batches = (self._on_device(pixels, row) for row, pixels in zip(rows, _one_line_failures(loader), strict=True))
+        if self.augment is None or seed is None:
+            yield from batches
+            return
+        generator = torch.Generator(self.device).manual_seed(seed)
+        draws = (  # in the order of `ImageData.batches`
+            uniform
+            for some in torch.split(order, steps_at_once(order, self.shape))
+            for uniform in torch.rand((*some.shape, 3), generator=generator, device=self.device)[:, share]
+        )
+        for (images, labels), uniform in zip(batches, draws, strict=True):
+            yield self.augment(images, uniform), labels
 
     def _on_device(self, pixels: PixelsOrError, indices: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(pixels, Tensor):

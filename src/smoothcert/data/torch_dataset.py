@@ -3,8 +3,8 @@
 import random
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -84,6 +84,12 @@ class DatasetImages(StreamedImages):
         """The shape (c, h, w) of one image."""
         channels, height, width = self.first.shape
         return channels, height, width
+
+    def subset(self, indices: Tensor) -> Self:
+        """See `ImageData.subset`."""
+        indices = indices.cpu()
+        part = Subset(self.dataset, indices.tolist())
+        return replace(self, dataset=part, labels=self.labels[indices], split=f"part of {self.split}")
 
     def read(self, index: int, seed: int | None) -> Tensor:
         """See `StreamedImages.read`; whatever in the dataset is random depends on (seed, index)."""

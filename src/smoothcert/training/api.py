@@ -15,6 +15,7 @@ from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.text import given_type
 from smoothcert.models import MODELS, is_code
+from smoothcert.training.augmentation import augmentation_note, lacks_augmentation
 from smoothcert.training.checkpoint import Run, code_warning, in_order_of_run, load_run
 from smoothcert.training.choices import Compiling, Tracker
 from smoothcert.training.loop import TrainingStatus
@@ -73,6 +74,7 @@ def train(
         raise RequestError(f"compile: expected one of {', '.join(known)}, got {compile}; choose one of these")
     if model is not None and recipe.model in MODELS:
         recipe = recipe.model_copy(update={"model": type(model).__name__})  # what files and reports call it
+    planned = recipe.dataset
     if isinstance(data, str):
         recipe = recipe.model_copy(update={"dataset": data})
     for option, given, used in (("data", data, True), ("test_data", test_data, evaluate_every)):
@@ -83,6 +85,8 @@ def train(
     images = _images(recipe.dataset if data is None else data, "train", folder, recipe.image_size, on_note)
     start = None if init is None else Path(init)
     images = in_order_of_run(images, Path(out) if resume else None, start)
+    if lacks_augmentation(images) and (note := augmentation_note(planned, recipe, images.name)) is not None:
+        on_note(note)
     tested = None
     if evaluate_every or test_data is not None:
         tested = _images(recipe.dataset if test_data is None else test_data, "test", folder, recipe.image_size, on_note)

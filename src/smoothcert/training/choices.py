@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+Augmentation = Literal["flip-crop", "flip", "crop", "none"]
 Bound = Literal["one-sided", "two-sided", "randomized"]
 Compiling = Literal["auto", "always", "never"]
 InputLayer = Literal["normalize", "center", "none"]

@@ -1,9 +1,10 @@
-"""A recipe for data without a preset: network, batch, learning rate and schedule that suit the images."""
+"""A recipe for data without a preset: network, augmentation, batch, learning rate and schedule that suit the images."""
 
 from smoothcert.data import Images
 from smoothcert.errors import RequestError
 from smoothcert.models import is_code, is_own_code
 from smoothcert.objectives import BUILT_IN
+from smoothcert.training.augmentation import default_augmentation
 from smoothcert.training.recipe import TrainRecipe
 
 EPOCHS = 20
@@ -19,7 +20,7 @@ TRAINED_RATE_PER_256 = 0.01
 
 At a rate of 0.01 whatever the batch size, a network without batch norm is at chance after the few steps of 200 images.
 """
-CHOSEN = ("model", "epochs", "batch_size", "learning_rate", "learning_rate_warm_up", "schedule", "nesterov")
+CHOSEN = ("model", "augment", "epochs", "batch_size", "learning_rate", "learning_rate_warm_up", "schedule", "nesterov")
 """The fields that `default_recipe` chooses."""
 
 
@@ -47,6 +48,7 @@ def default_recipe(
     return TrainRecipe(
         dataset=dataset,
         image_size=image_size,
+        augment=default_augmentation(data, dataset),
         model=network,
         sigma=sigma,
         objective=objective,
@@ -91,5 +93,5 @@ def describe_choices(recipe: TrainRecipe, final: TrainRecipe, *, trained: bool) 
     elif final.batch_size != recipe.batch_size:  # the recipe that is changed keeps its rate
         rate = recipe.learning_rate * final.batch_size / recipe.batch_size
         chosen["learning_rate"] = f"{recipe.learning_rate} (for batch_size {recipe.batch_size}; else try {rate:g})"
-    kept = [name for name in CHOSEN if getattr(final, name) == getattr(recipe, name)]
+    kept = [name for name in CHOSEN if chosen[name] is not None and getattr(final, name) == getattr(recipe, name)]
     return ", ".join(f"{name} {chosen[name]}" for name in kept)

@@ -15,6 +15,7 @@ from smoothcert.io.results import only_writer
 from smoothcert.models import check_outputs, is_hub, load_hub, output_names
 from smoothcert.noise import sigma_warning
 from smoothcert.objectives import Denoising, Distillation, UnloadedObjective, is_built_in
+from smoothcert.training.augmentation import with_augmentation
 from smoothcert.training.checkpoint import InputSpec, new_model, refuse_extra_state
 from smoothcert.training.denoiser import check_denoiser_request
 from smoothcert.training.first_loss import try_loss
@@ -43,6 +44,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
             model = load_hub(recipe.model)
     for network in (model, options.classifier):  # the order of its outputs need not be that of the folders
         data = with_known_classes(data, output_names(network))
+    data = with_augmentation(data, recipe.augment)
     tested = None if options.test_data is None else with_known_classes(options.test_data, data.class_names)
     check_request(recipe, data, folder, group, tested)
     if model is not None:

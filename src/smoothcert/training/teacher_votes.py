@@ -41,7 +41,8 @@ def teacher_shares(
     recipe = run.recipe
     digest = run.data_digest
     group = run.group
-    teacher = teacher.model_copy(update={"dataset": recipe.dataset, "image_size": recipe.image_size})
+    same = {"dataset": recipe.dataset, "image_size": recipe.image_size, "augment": teacher.augment or recipe.augment}
+    teacher = teacher.model_copy(update=same)
     kept = {name: getattr(run.options, name) for name in ("device", "capture", "compiling", "on_progress", "on_note")}
     home = teacher_folder(teacher, digest, run.folder)
     path = home / f"votes-n{recipe.teacher_votes}.safetensors"
