@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_serializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from smoothcert.errors import RequestError
 from smoothcert.io.field_errors import LETTERS, shown
@@ -103,8 +103,6 @@ class TrainRecipe(Recipe):
     """All settings of a training run, frozen: everything that the model depends on, apart from the data."""
 
     later_fields = ("augment", "schedule", "optimizer", "ema", "sampler", "teacher", "teacher_votes")
-    later_than_teachers: ClassVar[tuple[str, ...]] = ("augment",)
-    """Of these, fields that older recipes of teachers do not have."""
 
     dataset: str = Field(description="data set: see `smoothcert datasets`")
     image_size: int | None = Field(
@@ -165,15 +163,6 @@ class TrainRecipe(Recipe):
             if inside:
                 fields["objective"] = self.objective.model_copy(update=inside)
         return super().model_copy(update=fields)
-
-    @field_serializer("teacher")
-    def _teacher_to(self, teacher: "TrainRecipe | None") -> dict[str, Any] | None:
-        """The fields of the teacher; those that are later than teachers only if they are not at their defaults."""
-        if teacher is None:
-            return None
-        fields = teacher.model_dump(mode="json")
-        unset = {name for name in self.later_than_teachers if fields[name] == type(self).model_fields[name].default}
-        return {name: value for name, value in fields.items() if name not in unset}
 
     @property
     def method(self) -> str:
