@@ -19,6 +19,7 @@ from smoothcert.analysis.doctor_inputs import (
     check_range,
     check_sigma,
     check_width,
+    normalised,
 )
 from smoothcert.analysis.doctor_modes import check_mode, check_statistics
 from smoothcert.certification.certify_loader import Batches, inputs_and_labels, loader_of
@@ -172,17 +173,13 @@ def _findings(
     """What is wrong, in the order in which it should be corrected; `right` are the right images by noise level."""
     outside = check_range(examined.images)
     mode = check_mode(examined)
-    scaled = None
-    inputs = examined.images
     noisy = examined.images + sigma * noise
-    if outside is None and mode is None:
-        scaled, inputs = check_input(examined, noisy)
-    statistics = None
-    if outside is None:  # other images have other statistics
-        statistics = check_statistics(examined, float(examined.correct(inputs).double().mean()), noisy)
+    scaled, steps = check_input(examined, noisy) if outside is None and mode is None else (None, ())
+    # Other images have other statistics.
+    statistics = check_statistics(examined, noisy, steps) if outside is None else None
     if statistics is not None:
-        scaled = None
-        inputs = examined.images
+        scaled, steps = None, ()
+    inputs = normalised(examined.images, steps[0]) if steps else examined.images
     findings = [
         outside,
         mode,
