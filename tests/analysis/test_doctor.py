@@ -280,6 +280,16 @@ def test_a_network_that_was_never_trained_under_noise(clean: nn.Module, data: Im
     assert diagnosis.clean_accuracy > accuracies[0.25] > accuracies[1.0] == diagnosis.accuracy(1.0)
 
 
+@pytest.mark.parametrize(
+    ("clean", "noisy", "images", "depends"),
+    [(0.8, 0.65, 200, True), (0.65, 0.8, 200, True), (0.8, 0.76, 1000, False), (0.8, 0.65, 20, False)],
+)
+def test_whether_the_accuracy_depends_on_noise(clean: float, noisy: float, images: int, depends: bool) -> None:
+    """In either direction: batch norm that was adapted to noise loses accuracy on images without noise."""
+    diagnosis = Diagnosis("a", "b", images, 0.5, clean, ((0.5, noisy),), 0.0, ())
+    assert diagnosis.depends_on_noise is depends
+
+
 def test_a_network_at_chance(data: ImageData) -> None:
     torch.manual_seed(0)
     untrained = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Flatten(), nn.Linear(10, 10))

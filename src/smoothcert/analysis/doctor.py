@@ -34,7 +34,7 @@ from smoothcert.data.torch_dataset import checked_length
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES, checked_sigma
-from smoothcert.smoothing.accuracy import NoiseAccuracy
+from smoothcert.smoothing.accuracy import NoiseAccuracy, clearly_below
 from smoothcert.training.checkpoint import Run
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 SIGMAS = (0.12, 0.25, 0.5, 1.0)
 """Noise levels of the table, besides the requested one."""
+SAME = 0.9
+"""Share of the accuracy that a network trained under noise keeps, without noise and with it."""
 CORRECTED_FIRST = (
     *("images-range", "images-normalised", "input-range", "normalisation"),
     *("batch-statistics", "channel-order", "label-order", "sigma-units"),
@@ -69,6 +71,12 @@ class Diagnosis:
     def healthy(self) -> bool:
         """Whether nothing was found."""
         return not self.findings
+
+    @property
+    def depends_on_noise(self) -> bool:
+        """Whether the accuracy clearly differs with and without noise of `sigma`: training under noise can help."""
+        lower, higher = sorted((self.clean_accuracy, self.accuracy(self.sigma)))
+        return clearly_below(lower, SAME * higher, self.images)
 
     @property
     def accuracies(self) -> tuple[tuple[float, float], ...]:
