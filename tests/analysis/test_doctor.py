@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
 from smoothcert.analysis.doctor import Diagnosis, doctor
-from smoothcert.analysis.doctor_inputs import best_order, clearly_better
-from smoothcert.data import ImageData, mnist
+from smoothcert.analysis.doctor_inputs import Examined, best_order, check_input, clearly_better, normalised
+from smoothcert.analysis.doctor_modes import misfit
+from smoothcert.data import DATASETS, ImageData, mnist
 from smoothcert.errors import RequestError
+from smoothcert.models import Normalize
 from smoothcert.models.hub import HubClassifier
 from smoothcert.models.preprocessing import Preprocessing
 from smoothcert.training.batch_norm import replace_statistics
@@ -156,6 +159,31 @@ def test_normalisation_of_imagenet_outside_the_model(robust: nn.Module, data: Im
     assert "not in [0, 1]" in outside.findings[0].problem
 
 
+def test_each_normalisation_of_cifar10_is_tried_and_the_better_one_is_reported() -> None:
+    """Classes of grey levels: one image in forty, near the border of its class, needs the right standard deviation."""
+    labels = torch.arange(200) % 4 + 3
+    levels = (25.5 * (labels + 0.5)).round().to(torch.uint8)
+    levels[::40] = (25.5 * labels[::40] + 2).round().to(torch.uint8)
+    images = levels.view(-1, 1, 1, 1).expand(-1, 3, 8, 8).clone()
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)))
+
+    def network(x: Tensor) -> Tensor:
+        level = (x * std + mean).mean((1, 2, 3))
+        return -(level.view(-1, 1) - torch.arange(0.05, 1.0, 0.1)).abs()
+
+    published = DATASETS["cifar10"].normalization
+    assert published is not None
+    data = ImageData(images, labels, 10, "levels", "test", normalization=published)
+    (finding,) = doctor(network, data, sigma=0.01, device="cpu").findings
+    assert finding.problem.startswith(
+        "the model expects images with the mean and std of CIFAR-10 (accuracy 100%), or with the mean and std of "
+        "ImageNet (accuracy 100%): on images in [0, 1]"
+    )
+    assert finding.advice.endswith("Normalize((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)), model)")
+    other = normalised(images / 255, published)
+    assert int((network(other).argmax(1) != labels).sum()) == 5
+
+
 def test_channels_in_another_order(robust: nn.Module, data: ImageData) -> None:
     """Red digits on green and blue noise; the second network was trained with blue first."""
     images, labels = data.batch(torch.arange(200))
@@ -252,6 +280,16 @@ def test_a_network_that_was_never_trained_under_noise(clean: nn.Module, data: Im
     assert diagnosis.clean_accuracy > accuracies[0.25] > accuracies[1.0] == diagnosis.accuracy(1.0)
 
 
+@pytest.mark.parametrize(
+    ("clean", "noisy", "images", "depends"),
+    [(0.8, 0.65, 200, True), (0.65, 0.8, 200, True), (0.8, 0.76, 1000, False), (0.8, 0.65, 20, False)],
+)
+def test_whether_the_accuracy_depends_on_noise(clean: float, noisy: float, images: int, depends: bool) -> None:
+    """In either direction: batch norm that was adapted to noise loses accuracy on images without noise."""
+    diagnosis = Diagnosis("a", "b", images, 0.5, clean, ((0.5, noisy),), 0.0, ())
+    assert diagnosis.depends_on_noise is depends
+
+
 def test_a_network_at_chance(data: ImageData) -> None:
     torch.manual_seed(0)
     untrained = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Flatten(), nn.Linear(10, 10))
@@ -264,6 +302,76 @@ def test_running_statistics_that_do_not_fit(normed: nn.Module, data: ImageData) 
     broken.layers[1].running_var.fill_(100.0)
     diagnosis = doctor(broken, data, sigma=0.5)
     assert codes(diagnosis) == ["batch-statistics"], str(diagnosis)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stained:
+    """Digits of low contrast in colour noise, and a network with two layers of batch norm."""
+
+    images: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, data: ImageData, count: int) -> "Stained":
+        images, labels = data.batch(torch.arange(count))
+        noise = torch.randn(count, 3, 28, 28, generator=torch.Generator().manual_seed(0))
+        return cls((0.35 + 0.3 * images + 0.2 * noise).clamp(0, 1), labels)
+
+    def trained(self, first: nn.Module) -> nn.Module:
+        """A network that is trained behind `first`, which is not part of it."""
+        torch.manual_seed(2)
+        layers = [nn.Conv2d(3, 8, 5, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.BatchNorm2d(16)]
+        model = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(400, 10))
+        optimizer = torch.optim.Adam(model.parameters(), 0.005)
+        for rows in torch.randperm(2 * len(self.images)).remainder(len(self.images)).split(64):
+            functional.cross_entropy(model(first(self.images[rows])), self.labels[rows]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("first", "images", "code"),
+    [
+        (Normalize((0.5, 0.5, 0.5), (0.18, 0.18, 0.18)), 200, "normalisation"),  # not exactly a known one
+        (Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)), 100, "normalisation"),
+        (Normalize((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255)), 100, "input-range"),
+    ],
+)
+def test_the_scale_is_the_fault_although_the_statistics_of_a_batch_repair_it(
+    data: ImageData, first: nn.Module, images: int, code: str
+) -> None:
+    """The statistics of each batch undo a missing normalisation, and may be more accurate than a similar one."""
+    network = Stained.of(mnist.load_sample("train"), 2048).trained(first)
+    tested = Stained.of(data, 200)
+    diagnosis = doctor(network, TensorDataset(tested.images, tested.labels), sigma=0.1, images=images)
+    assert codes(diagnosis) == [code], str(diagnosis)
+
+
+def test_wrong_statistics_are_found_although_a_normalisation_helps(data: ImageData) -> None:
+    """All running means are too large by two standard deviations: larger inputs, which are wrong, make up for some."""
+    first = Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    network = nn.Sequential(first, Stained.of(mnist.load_sample("train"), 2048).trained(first)).eval()
+    for layer in network.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.get_buffer("running_mean").add_(2 * layer.get_buffer("running_var").sqrt())
+    tested = Stained.of(data, 200)
+    rival, _ = check_input(Examined(network, tested.images, tested.labels, outputs=10), tested.images)
+    assert rival is not None
+    assert rival.code == "normalisation"
+    diagnosis = doctor(network, TensorDataset(tested.images, tested.labels), sigma=0.1)
+    assert codes(diagnosis) == ["batch-statistics"], str(diagnosis)
+
+
+def test_misfit_of_statistics_against_the_closed_form() -> None:
+    """Of N(0, 1) to N(m, v) the divergence is (1 / v - 1 + log v + m^2 / v) / 2."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Identity()).eval()
+    inputs = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0))
+    assert misfit(model, inputs) < 0.001
+    model[0].running_mean.fill_(0.5)
+    model[0].running_var.fill_(2.0)
+    assert misfit(model, inputs) == pytest.approx((1 / 2 - 1 + math.log(2) + 0.25 / 2) / 2, abs=0.01)
+    assert model[0].running_var[0] == 2
 
 
 class Energy(nn.Module):

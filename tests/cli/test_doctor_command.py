@@ -197,6 +197,19 @@ def test_a_healthy_network_is_sent_to_certification(workplace: Path, run_cli: Cl
     assert [row.correct for row in rows] == [True, True], "random weights are wrong for one of two classes"
 
 
+def test_a_network_that_loses_some_accuracy_under_noise_may_be_fine_tuned(workplace: Path, run_cli: Cli) -> None:
+    """Its accuracy at sigma 0.15 is Phi(1) = 84%: too good for the finding `noise`."""
+    code, out, err = run_cli("doctor", *ONE_PIXEL, "--sigma", 0.15)
+    assert code == 0, err
+    *_, certification, fine_tuning = out.splitlines()
+    assert certification.startswith("next: smoothcert certify ")
+    text, _, command = fine_tuning.partition(": smoothcert ")
+    assert text == "or fine-tune it under noise first, which usually certifies more"
+    network = "train --dataset npz:grey.npz --method consistency --model net.py:bare --init weights.pt"
+    assert command == f"{network} --sigma 0.15 --out runs/net-consistency-0.15"
+    assert "fine-tune" not in run_cli("doctor", *ONE_PIXEL, "--sigma", 0.05)[1]
+
+
 def test_names_of_outputs_correct_the_order_of_folders(workplace: Path, run_cli: Cli) -> None:
     """The folders are sorted by name, the outputs are not; one damaged file is skipped."""
     for number in range(40):

@@ -1,5 +1,6 @@
 """Networks: transcriptions of the published ones, parameter counts, normalisation inside the model."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -191,6 +192,21 @@ def test_convolutions_start_at_their_published_scale(name: str, layer: str, outp
     weight = MODELS[name].build(10).get_parameter(f"{layer}.weight").detach()
     assert weight.shape[0] != weight.shape[1]
     assert float(weight.std()) == pytest.approx((2 / outputs) ** 0.5, rel=0.02)
+
+
+def test_normalisation_takes_numbers_arrays_and_tensors() -> None:
+    """A tensor is copied without a warning: it may change later, or need a gradient."""
+    images = torch.rand(2, 3, 4, 4)
+    mean, std = torch.tensor([0.4, 0.5, 0.6], requires_grad=True), torch.full((3, 1, 1), 0.25)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layers = [Normalize(mean, std), Normalize(mean.tolist(), [0.25] * 3), Normalize(mean.detach().numpy(), std)]
+    expected = (images - mean.detach().view(3, 1, 1)) / 0.25
+    mean.data.zero_()
+    std.zero_()
+    for layer in layers:
+        torch.testing.assert_close(layer(images), expected)
+        assert not layer.mean.requires_grad
 
 
 def test_normalisation_does_not_repeat_a_grey_channel() -> None:

@@ -1,6 +1,7 @@
 """Batch-norm statistics under noise: their closed form, what stays as it is, and the command."""
 
 import inspect
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import smoothcert as sc
+from smoothcert.cli.adapting import change_of_accuracy
 from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
 from smoothcert.training.batch_norm import adapt_batch_norm, adapt_run
@@ -135,6 +137,38 @@ def test_command_makes_weights_that_certify_takes(
         assert (code, error.count("\n"), said in error) == (2, 1, True)
     code, _, error = run_cli("adapt", "--model", "net.py:build", "--out", "b.safetensors")
     assert (code, error.count("\n"), "missing: --dataset NAME, --sigma S" in error) == (2, 1, True)
+
+
+def test_command_prints_the_accuracy_before_and_after(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared with a plain loop; the noise of that is other noise."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NETWORK)
+    data, model = sc.load_dataset("mnist-sample", "train"), network().train()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for rows in torch.arange(4000).split(100):
+        images, labels = data.batch(rows)
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save(model.state_dict(), "weights.pt")
+    words = ("--model", "net.py:build", "--init", "weights.pt", "--dataset", "mnist-sample", "--sigma", 0.5)
+    _, out, _ = run_cli("adapt", *words, "--out", "adapted.safetensors", "--device", "cpu")
+    (line,) = [line for line in out.splitlines() if line.startswith("accuracy on 200 training images: ")]
+    printed = [int(number) for number in re.findall(r"(\d+)%", line)]
+    images, labels = data.batch(torch.arange(200) * len(data) // 200)
+    noisy = images + 0.5 * torch.randn(20, *images.shape, generator=torch.Generator().manual_seed(1))
+    for position, file in enumerate(("weights.pt", "adapted.safetensors")):
+        model.load_state_dict(torch.load(file) if position == 0 else load_file(file))
+        model.eval()
+        right = (model(images).argmax(1) == labels).double().mean()
+        assert printed[position] == round(100 * float(right))
+        right = (model(noisy.flatten(0, 1)).argmax(1) == labels.repeat(20)).double().mean()
+        assert printed[2 + position] == pytest.approx(100 * float(right), abs=5)
+    assert len(printed) == 4
+    wide = nn.Sequential(model, nn.ConstantPad1d((0, 2), -1e9))
+    assert change_of_accuracy(wide, wide, data, {"noise": "gaussian", "sigma": 0.5}) is None, "of other classes"
 
 
 def test_command_makes_a_run_with_its_recipe_and_provenance(

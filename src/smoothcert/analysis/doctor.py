@@ -19,6 +19,7 @@ from smoothcert.analysis.doctor_inputs import (
     check_range,
     check_sigma,
     check_width,
+    normalised,
 )
 from smoothcert.analysis.doctor_modes import check_mode, check_statistics
 from smoothcert.certification.certify_loader import Batches, inputs_and_labels, loader_of
@@ -33,7 +34,7 @@ from smoothcert.data.torch_dataset import checked_length
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
 from smoothcert.noise import NOISES, checked_sigma
-from smoothcert.smoothing.accuracy import NoiseAccuracy
+from smoothcert.smoothing.accuracy import NoiseAccuracy, clearly_below
 from smoothcert.training.checkpoint import Run
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 SIGMAS = (0.12, 0.25, 0.5, 1.0)
 """Noise levels of the table, besides the requested one."""
+SAME = 0.9
+"""Share of the accuracy that a network trained under noise keeps, without noise and with it."""
 CORRECTED_FIRST = (
     *("images-range", "images-normalised", "input-range", "normalisation"),
     *("batch-statistics", "channel-order", "label-order", "sigma-units"),
@@ -68,6 +71,12 @@ class Diagnosis:
     def healthy(self) -> bool:
         """Whether nothing was found."""
         return not self.findings
+
+    @property
+    def depends_on_noise(self) -> bool:
+        """Whether the accuracy clearly differs with and without noise of `sigma`: training under noise can help."""
+        lower, higher = sorted((self.clean_accuracy, self.accuracy(self.sigma)))
+        return clearly_below(lower, SAME * higher, self.images)
 
     @property
     def accuracies(self) -> tuple[tuple[float, float], ...]:
@@ -172,17 +181,13 @@ def _findings(
     """What is wrong, in the order in which it should be corrected; `right` are the right images by noise level."""
     outside = check_range(examined.images)
     mode = check_mode(examined)
-    scaled = None
-    inputs = examined.images
     noisy = examined.images + sigma * noise
-    if outside is None and mode is None:
-        scaled, inputs = check_input(examined, noisy)
-    statistics = None
-    if outside is None:  # other images have other statistics
-        statistics = check_statistics(examined, float(examined.correct(inputs).double().mean()), noisy)
+    scaled, steps = check_input(examined, noisy) if outside is None and mode is None else (None, ())
+    # Other images have other statistics.
+    statistics = check_statistics(examined, noisy, steps) if outside is None else None
     if statistics is not None:
-        scaled = None
-        inputs = examined.images
+        scaled, steps = None, ()
+    inputs = normalised(examined.images, steps[0]) if steps else examined.images
     findings = [
         outside,
         mode,

@@ -26,7 +26,13 @@ INTERPOLATIONS = (("nearest", False), ("bilinear", False), ("bicubic", False), (
 ROUNDING = 0.6 / 255
 """Root mean square of what rounding to bytes, and clipping a few pixels, changes."""
 MOST_IMAGES, LEAST_CONTRAST = 16, 0.02
-MNIST = Normalization((0.1307,), (0.3081,))
+KNOWN_STEPS = {
+    DATASETS["imagenet"].normalization: "ImageNet",
+    DATASETS["cifar10"].normalization: "CIFAR-10",  # its std is the mean of those of single images
+    Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)): "CIFAR-10",
+    Normalization((0.1307,), (0.3081,)): "MNIST",
+}
+"""Normalisations that loaders often have, with the name of their data set."""
 
 
 @dataclass(frozen=True)
@@ -98,17 +104,19 @@ def check_range(images: Tensor) -> Finding | None:
     )
 
 
-def input_steps(channels: int, normalization: Normalization | None) -> dict[str, tuple[Normalization, str]]:
-    """Usual first steps of classifiers, as normalisations of [0, 1], with the code of their finding."""
-    known = {
-        "with the mean and std of the data set": normalization,
-        "with the mean and std of ImageNet": DATASETS["imagenet"].normalization,
-        "with the mean and std of CIFAR-10": DATASETS["cifar10"].normalization,
-        "with the mean and std of MNIST": MNIST,
+def input_steps(channels: int, normalization: Normalization | None) -> dict[Normalization, tuple[str, str]]:
+    """Usual first steps of classifiers, as normalisations of [0, 1], with a description and the code of their finding.
+
+    `normalization`, that of the data set, is the first.
+    """
+    named = {normalization: "the data set"} | KNOWN_STEPS
+    steps = {
+        step: (f"with the mean and std of {name}", "normalisation")
+        for step, name in named.items()
+        if step is not None and len(step.mean) == channels
     }
-    steps = {text: (step, "normalisation") for text, step in known.items() if step and len(step.mean) == channels}
-    steps["in [-1, 1]"] = (Normalization((0.5,) * channels, (0.5,) * channels), "normalisation")
-    steps["in 0..255"] = (Normalization((0.0,) * channels, (1 / 255,) * channels), "input-range")
+    steps[Normalization((0.5,) * channels, (0.5,) * channels)] = ("in [-1, 1]", "normalisation")
+    steps[Normalization((0.0,) * channels, (1 / 255,) * channels)] = ("in 0..255", "input-range")
     return steps
 
 
@@ -118,8 +126,8 @@ def normalised(images: Tensor, step: Normalization) -> Tensor:
     return (images - mean) / std
 
 
-def check_input(examined: Examined, noisy: Tensor) -> tuple[Finding | None, Tensor]:
-    """Another scale or a normalisation with which the model does clearly better; and the images as it wants them.
+def check_input(examined: Examined, noisy: Tensor) -> tuple[Finding | None, tuple[Normalization, ...]]:
+    """Another scale or a normalisation with which the model does clearly better; and all that are about as good.
 
     It must not do clearly worse on `noisy` images: a network with the batch-norm statistics of noisy images may.
     Predictions are compared up to the order of the classes: if only the labels are exchanged, a model that ignores its
@@ -128,39 +136,44 @@ def check_input(examined: Examined, noisy: Tensor) -> tuple[Finding | None, Tens
     images = examined.images
     labels = examined.labels.cpu()
     steps = input_steps(images.shape[1], examined.normalization) if images.ndim == 4 else {}
-    classes = {text: examined.classes(normalised(images, step)) for text, (step, _) in steps.items()}
+    classes = {step: examined.classes(normalised(images, step)) for step in steps}
     given = examined.classes(images)
     before = right_in_any_order(labels, given, examined.outputs)
-    right_after = {text: right_in_any_order(labels, chosen, examined.outputs) for text, chosen in classes.items()}
-    better = [text for text, right in right_after.items() if clearly_better(right, before, 0.05)]
+    right_after = {step: right_in_any_order(labels, chosen, examined.outputs) for step, chosen in classes.items()}
+    better = [step for step, right in right_after.items() if clearly_better(right, before, 0.05)]
     if better:
         under_noise = right_in_any_order(labels, examined.classes(noisy), examined.outputs)
-        for text in tuple(better):
-            classes_under_noise = examined.classes(normalised(noisy, steps[text][0]))
-            scaled = right_in_any_order(labels, classes_under_noise, examined.outputs)
+        for step in tuple(better):
+            scaled = right_in_any_order(labels, examined.classes(normalised(noisy, step)), examined.outputs)
             if clearly_better(under_noise, scaled, SIMILAR, level=0.01):
-                better.remove(text)
+                better.remove(step)
     if not better:
-        return None, images
-    most = max(int(right_after[text].sum()) for text in better)
-    similar = [text for text in better if int(right_after[text].sum()) >= most - SIMILAR * len(before)]
-    best, code = steps[similar[0]]  # the steps are sorted, the usual ones first
+        return None, ()
+    number_right = {step: int(right_after[step].sum()) for step in better}
+    similar: dict[str, Normalization] = {}  # for each description the best step; the steps are sorted, usual ones first
+    for step in better:
+        text, _ = steps[step]
+        if number_right[step] < max(number_right.values()) - SIMILAR * len(before):
+            continue
+        if text not in similar or number_right[step] > number_right[similar[text]]:
+            similar[text] = step
+    best = next(iter(similar.values()))
     order = ""
-    if torch.equal(right_after[similar[0]], classes[similar[0]] == labels):
+    if torch.equal(right_after[best], classes[best] == labels):
         before = given == labels
-        right_after = {text: chosen == labels for text, chosen in classes.items()}
+        right_after = {step: chosen == labels for step, chosen in classes.items()}
     else:
         order = ", both with the classes in the order that fits best"
     mean, std = (tuple(float(f"{value:.4g}") for value in part) for part in (best.mean, best.std))
-    expected = ", or ".join(f"{text} (accuracy {share(right_after[text])})" for text in similar)
+    expected = ", or ".join(f"{text} (accuracy {share(right_after[step])})" for text, step in similar.items())
     finding = Finding(
-        code,
+        steps[best][1],
         f"the model expects images {expected}: on images in [0, 1], to which the noise is added, its accuracy is "
         f"{share(before)}{order}",
         "make this step its first layer, with the mean and std of your own training if you know them: "
         f"torch.nn.Sequential(smoothcert.models.Normalize({mean}, {std}), model)",
     )
-    return finding, normalised(images, best)
+    return finding, tuple(similar.values())
 
 
 def check_channel_order(examined: Examined, inputs: Tensor) -> Finding | None:

@@ -1,14 +1,21 @@
 """Checks of `doctor` for classifiers that are not in eval mode, or that are random."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
 
-from smoothcert.analysis.doctor_inputs import BATCH, SIMILAR, Examined, Finding, clearly_better, share
+from smoothcert.analysis.doctor_inputs import BATCH, SIMILAR, Examined, Finding, clearly_better, normalised, share
 from smoothcert.classifier import evaluating, logits_of
+from smoothcert.data import Normalization
 from smoothcert.smoothing.batch_dependence import depends_on_batch, depends_on_place, is_random
+from smoothcert.training.batch_norm import layers_with_statistics, replace_statistics
+
+FITTING = 0.1
+"""Largest misfit of right running statistics; the variances then differ by a factor of 1.8 at most."""
 
 
 def check_mode(examined: Examined) -> Finding | None:
@@ -36,11 +43,12 @@ def check_mode(examined: Examined) -> Finding | None:
     return None
 
 
-def check_statistics(examined: Examined, rival: float, noisy: Tensor) -> Finding | None:
+def check_statistics(examined: Examined, noisy: Tensor, steps: Iterable[Normalization] = ()) -> Finding | None:
     """Batch norm whose running statistics do not fit: the model does far better with those of a batch.
 
-    Images on another scale would look the same: the accuracy must be above `rival`, that on the best scale. Statistics
-    of noisy images, which `adapt` computes, are right if they do better on `noisy` images than those of clean ones.
+    Images on another scale look the same. So one of `steps`, with which the model does better, is the only fault if the
+    model is as accurate with it, or if the running statistics are those of images after it. Statistics of noisy images,
+    which `adapt` computes, are right if they do better on `noisy` images than those of clean ones.
     """
     model = examined.classifier
     inputs = examined.images
@@ -53,22 +61,51 @@ def check_statistics(examined: Examined, rival: float, noisy: Tensor) -> Finding
         layer.train().reset_running_stats()
     if not layers:
         return None
+    order = shuffled(inputs)
     with torch.no_grad():
-        # Images in random order: batches of one class have other statistics.
-        order = torch.randperm(len(inputs), device="cpu", generator=torch.Generator().manual_seed(0)).to(inputs.device)
-        parts = [part for part in torch.split(inputs[order], BATCH) if len(part) > 1]
-        shuffled = torch.cat([logits_of(trained(part)).argmax(1) for part in parts])
-    tested = order[: len(shuffled)]
-    right = shuffled == examined.labels[tested]
+        classes = torch.cat([logits_of(trained(inputs[rows])).argmax(1) for rows in order])
+    tested = torch.cat(order)
+    right = classes == examined.labels[tested]
     before = examined.correct(inputs)[tested]
-    if not clearly_better(right, before, 0.2) or float(right.double().mean()) <= rival + 0.02:
+    if not clearly_better(right, before, 0.2):
         return None
     under_noise = replace(examined, classifier=trained.eval()).correct(noisy)
     if clearly_better(examined.correct(noisy), under_noise, SIMILAR, level=0.01):
         return None
+    for step in steps:
+        scaled = [normalised(images, step) for images in (inputs, noisy)]
+        as_accurate = int(examined.correct(scaled[0])[tested].sum()) >= int(right.sum())
+        if as_accurate or any(misfit(model, images) < FITTING for images in scaled):
+            return None
     return Finding(
         "batch-statistics",
         f"the running statistics of batch norm do not fit: accuracy is {share(before)} with them, and {share(right)} "
         "with the statistics of each batch, as in train mode",
-        "compute them again: `smoothcert adapt` does it, on images under the noise of certification",
+        "if its training normalised images outside the model, make that its first layer; otherwise compute the "
+        "statistics again: `smoothcert adapt` does it, on images under the noise of certification",
     )
+
+
+def shuffled(inputs: Tensor) -> list[Tensor]:
+    """The rows of at least two `inputs` in batches, in random order: a batch of one class has other statistics."""
+    order = torch.randperm(len(inputs), device="cpu", generator=torch.Generator().manual_seed(0))
+    return [rows for rows in torch.split(order.to(inputs.device), BATCH) if len(rows) > 1]
+
+
+def misfit(model: nn.Module, inputs: Tensor) -> float:
+    """How far the running statistics are from those of `inputs` in the worst layer, 0 if they are equal.
+
+    It is the Kullback-Leibler divergence of two normal distributions, the median over the channels of the layer.
+    """
+    again = copy.deepcopy(model)
+    replace_statistics(again, (inputs[rows] for rows in shuffled(inputs)))
+    pairs = zip(channel_distributions(again), channel_distributions(model), strict=True)
+    return max((float(kl_divergence(fresh, running).median()) for fresh, running in pairs), default=0.0)
+
+
+def channel_distributions(model: nn.Module) -> list[Normal]:
+    """Normal distributions of the running mean and variance of each channel, per batch-norm layer."""
+    return [
+        Normal(layer.get_buffer("running_mean").float(), (layer.get_buffer("running_var").float() + layer.eps).sqrt())
+        for layer in layers_with_statistics(model).values()
+    ]

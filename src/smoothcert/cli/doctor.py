@@ -135,6 +135,10 @@ def doctor(
     console.print(f"wrote {written[-1]}" + ("" if diagnosis.findings else f"; nothing was found{few}"))
     if diagnosis.healthy:
         console.print(f"next: {request.certification()}")
+        if loaded is None and diagnosis.depends_on_noise:
+            console.print(
+                f"or fine-tune it under noise first, which usually certifies more: {request.fine_tuning(None)}"
+            )
 
 
 def show(diagnosis: "Diagnosis") -> None:

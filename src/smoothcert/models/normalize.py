@@ -16,10 +16,10 @@ class Normalize(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+        for name, value in (("mean", mean), ("std", std)):  # copies, because a tensor may change later
+            self.register_buffer(name, torch.as_tensor(value).detach().clone().reshape(1, -1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
         if not is_scripting():  # TorchScript cannot compile the check
