@@ -242,6 +242,7 @@ def test_impossible_rows_are_refused_with_line_and_reason(tmp_path: Path, line: 
         {"radii": [0.1], "n": 1000},
         {"radii": [0.3], "n": 1000},
         {"radii": [0.1, 0.2], "n": 1000},
+        {"radii": [0.1], "hold_back": True, "n": 1000},
         {"radii": [0.1, 0.2], "hold_back": True, "n": 1000},
         {"radii": [0.1, 0.9], "n": 1000},
         {"radius_loss": 0.1, "n": 1000},
