@@ -21,6 +21,7 @@ from smoothcert.training.augmentation import (
     with_augmentation,
     without_augmentation,
 )
+from smoothcert.training.default_recipe import default_recipe, describe_choices
 from smoothcert.training.recipe import TrainRecipe, load_train_recipe, with_overrides
 from smoothcert.training.resume import different_fields
 from smoothcert.training.teacher_votes import teacher_folder
@@ -114,6 +115,8 @@ def test_default_for_own_data(tiny_data: ImageData, augmented: ImageData) -> Non
     two_channels = replace(colour(), images=colour().images[:, :2])
     assert default_augmentation(two_channels, "npz:spectra.npz") == "none"
     assert default_augmentation(tiny_data, "mnist") is None
+    recipe = default_recipe(tiny_data, "mnist", 0.5, "gaussian")
+    assert describe_choices(recipe, recipe, trained=False).startswith("model lenet, epochs ")
     assert default_augmentation(augmented, "npz:digits.npz") is None
     own = images_from_dataset([(torch.zeros(3, 8, 8), 0), (torch.ones(3, 8, 8), 1)])  # type: ignore[arg-type]
     assert default_augmentation(own, "pets.py:Pets") is None, "it may have transforms of its own"
