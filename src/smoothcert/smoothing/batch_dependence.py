@@ -62,7 +62,7 @@ def refuse_dependent_votes(classifier: Classifier, image: Tensor, logits: Tensor
 
     A certificate is about one function of the input. The random generators of torch are left as they were.
     """
-    classifier = _without_masked_classes(classifier, logits)
+    classifier = without_masked_classes(classifier, logits)
     if is_random(classifier, image):
         raise RequestError(
             "model: expected the same logits for the same inputs in each call, got others; call model.eval() on each "
@@ -129,7 +129,7 @@ def _neighbours(image: Tensor) -> Tensor:
     return images + steps * (float(image.abs().max()) or 1.0) * noise
 
 
-def _without_masked_classes(classifier: Classifier, logits: Tensor) -> Classifier:
+def without_masked_classes(classifier: Classifier, logits: Tensor) -> Classifier:
     """The classifier without the classes that a mask, such as -inf or -1e9, excludes in `logits` [classes]."""
     kept = unmasked(logits.float())
     if int(kept.sum()) < 2 or bool(kept.all()):
