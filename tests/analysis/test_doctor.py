@@ -143,6 +143,27 @@ def test_a_fault_of_the_model_is_found_alone(fault: str, robust: nn.Module, data
     assert "\n" not in str(finding)
 
 
+@pytest.mark.parametrize("mask", [-1e9, -torch.inf])
+@pytest.mark.parametrize("fault", ["dropout", "batch norm"])
+def test_a_mode_is_found_next_to_a_masked_class(fault: str, mask: float, robust: nn.Module, data: ImageData) -> None:
+    make, code, _ = FAULTS[fault]
+    hidden = make(robust)
+    diagnosis = doctor(lambda x: hidden(x).index_fill(1, torch.tensor(7), mask), data, sigma=0.25)
+    assert code in codes(diagnosis)
+
+
+@pytest.mark.parametrize("size", [6, 50])
+def test_a_model_that_fails_on_larger_batches_is_one_line(size: int, robust: nn.Module, data: ImageData) -> None:
+    def failing(images: Tensor) -> Tensor:
+        if len(images) == size:
+            raise ValueError("too many")
+        return robust(images)
+
+    message = r"model: the classifier fails on inputs of shape \[1, 28, 28\] \(ValueError: too many\)"
+    with pytest.raises(RequestError, match=message):
+        doctor(failing, data, sigma=0.25)
+
+
 def test_normalisation_of_imagenet_outside_the_model(robust: nn.Module, data: ImageData) -> None:
     """The network gets what a loader of ImageNet gives, and the doctor gives it images in [0, 1]."""
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))

@@ -242,6 +242,7 @@ def test_impossible_rows_are_refused_with_line_and_reason(tmp_path: Path, line: 
         {"radii": [0.1], "n": 1000},
         {"radii": [0.3], "n": 1000},
         {"radii": [0.1, 0.2], "n": 1000},
+        {"radii": [0.1], "hold_back": True, "n": 1000},
         {"radii": [0.1, 0.2], "hold_back": True, "n": 1000},
         {"radii": [0.1, 0.9], "n": 1000},
         {"radius_loss": 0.1, "n": 1000},
@@ -386,6 +387,14 @@ def test_recertify_names_a_missing_setting(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=f"expected the setting '{key}', got none"):
             recertify(path, tmp_path / "x.tsv")
         assert not (tmp_path / "x.tsv").exists()
+
+
+def test_the_smallest_alpha_of_recertify(tmp_path: Path) -> None:
+    possible(tmp_path / "a.tsv", POSSIBLE, ALL_AGREE)
+    assert recertify(tmp_path / "a.tsv", tmp_path / "b.tsv", alpha=1e-300) == 1
+    for alpha in (9e-301, 0.0, 1.0, float("nan")):
+        with pytest.raises(RequestError, match="alpha: expected at least 1e-300 and less than 1, got"):
+            recertify(tmp_path / "a.tsv", tmp_path / "c.tsv", alpha=alpha)
 
 
 def test_recertify_draws_no_coins_without_the_seed_of_the_file(tmp_path: Path) -> None:

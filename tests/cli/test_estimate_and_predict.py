@@ -293,9 +293,12 @@ def test_predict_with_your_own_network(run_cli: Cli, place: Path) -> None:
     assert json.loads(out)["sound"] is True
     assert json.loads(out)["largest_radius"] == row["radius"] < ceiling
     assert row["radius"] == pytest.approx(ceiling)
+    code, out, err = run_cli(*asked, "dark.png", "--sound", "--device", "cpu")
+    assert "gives this class to every image of bytes closer than this in L2" in out, "integer noise is for no others"
     code, out, err = run_cli(*asked, "dark.png", "--device", "cpu")
     assert (code, err) == (0, "")
     assert "0 dark" in out
+    assert "gives this class to every image closer than this in L2" in out
     assert "is the most that n = 1,000 votes can show; it is reached here: raise --n for more" in out
     code, _, err = run_cli(*named, "--sigma", 64, "--n", "1k", "dark.png", "--device", "cpu")
     assert (code, err.splitlines()[0][:34]) == (0, "warning: sigma 64 hides images in ")

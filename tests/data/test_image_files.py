@@ -17,7 +17,7 @@ from smoothcert.data.decoding import Decoder, random_box
 from smoothcert.data.image_files import FileList, ImageFiles
 from smoothcert.data.streamed_images import default_workers
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.training.augmentation import with_augmentation
+from smoothcert.training.augmentation import lacks_augmentation, with_augmentation
 from smoothcert.training.choices import Augmentation
 
 DECODER = Decoder(3, 24, 24, shorter_side=28)
@@ -170,7 +170,9 @@ def test_without_augmentation_batches_are_the_centres(files: FileList) -> None:
 def test_a_named_augmentation_replaces_random_parts(files: FileList, name: Augmentation) -> None:
     order = torch.arange(8).view(1, 8)
     centres, _ = made(files).batch(order[0])
-    images, _ = next(with_augmentation(made(files), name).batches(order, slice(0, 8), seed=0))
+    replaced = with_augmentation(made(files), name)
+    assert [lacks_augmentation(data) for data in (made(files), replaced)] == [False, name == "none"]
+    images, _ = next(replaced.batches(order, slice(0, 8), seed=0))
     mirrored = [not torch.equal(image, centre) for image, centre in zip(images, centres, strict=True)]
     for image, centre, turned in zip(images, centres, mirrored, strict=True):
         assert torch.equal(image, centre.flip(2) if turned else centre)

@@ -1,14 +1,18 @@
 """ImageData: wrong data, and the content of a batch."""
 
 import hashlib
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
-from smoothcert.data import ImageData, images_from_dataset
+from smoothcert.data import ImageData, Normalization, images_from_dataset
+from smoothcert.data.decoding import Decoder
+from smoothcert.data.image_files import FileList, ImageFiles
 from smoothcert.data.images import spread
 from smoothcert.errors import RequestError
 
@@ -113,6 +117,45 @@ def test_a_subset_keeps_the_order_and_the_name_of_the_data_set() -> None:
     assert part.labels.tolist() == [2, 1]
     assert (part.num_classes, part.name, part.split) == (4, "made", "part of train"), "image 0 is another one"
     assert len(data.subset(torch.tensor([], dtype=torch.int64))) == 0
+    for indices in ([4, 1], range(4, 0, -3), np.array([4, 1]), torch.tensor([4, 1], dtype=torch.uint8)):
+        assert data.subset(indices).digest() == part.digest()
+    assert len(data.subset([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([0, 6], "expected indices from 0 to 5 of 6 images, got some from 0 to 6"),
+        (torch.tensor([-1]), "got some from -1 to -1"),
+        (torch.arange(6) < 3, r"got dtype bool and shape \[6\]; give mask.nonzero\(\).flatten\(\) of a mask"),
+        (torch.tensor([1.0]), "expected whole numbers"),
+        (torch.tensor([[1]]), r"got dtype int64 and shape \[1, 1\]"),
+    ],
+)
+def test_wrong_indices_of_a_subset_are_refused_alike_for_all_kinds_of_images(indices: Any, message: str) -> None:
+    data = make()
+    streamed = images_from_dataset(TensorDataset(data.images, data.labels))
+    files = ImageFiles(
+        files=FileList.of(Path(), [f"{number}.png" for number in range(6)]),
+        labels=data.labels,
+        num_classes=4,
+        name="files",
+        split="train",
+        decoder=Decoder(3, 2, 5, shorter_side=8),
+    )
+    for images in (data, streamed, files):
+        with pytest.raises(RequestError, match=message) as caught:
+            images.subset(indices)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_normalization_has_tuples_whatever_it_is_made_of() -> None:
+    """So that it equals the one that is stored next to the weights."""
+    expected = Normalization((0.5, 0.25), (0.5, 0.125))
+    assert Normalization([0.5, 0.25], np.array([0.5, 0.125])) == expected  # type: ignore[arg-type]
+    assert Normalization(torch.tensor([0.5, 0.25]), (0.5, 0.125)) == expected  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"one per channel, as std, got 0\.5; give a tuple"):
+        Normalization((0.5,), 0.5)  # type: ignore[arg-type]
 
 
 def test_to_keeps_the_content() -> None:

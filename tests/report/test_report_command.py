@@ -495,3 +495,17 @@ def test_columns_by_the_last_part_of_their_names(report: Report, make_run: MakeR
     message = "expected a column of report.csv, got 'steps'; give objective.adversary.steps or objective.steps"
     assert (code, err) == (2, f"smoothcert: columns: {message}\n")
     assert report(*tex, "wieght")[0] == 2
+
+
+def test_a_column_of_a_name_comes_before_a_hyper_parameter_that_ends_in_it(
+    report: Report, make_run: MakeRun, tmp_path: Path
+) -> None:
+    for number in range(2):
+        run = make_run(f"sweep/r{number}", objective="gaussian")
+        objective = f"{{name: own.py:Own, alpha: {number}.5, adversary: {{alpha: {number}}}}}"
+        (run / "recipe.yaml").write_text(f"objective: {objective}\nsigma: 0.5\n")
+    tex = [tmp_path / "sweep", "--format", "tex", "--columns"]
+    assert report(*tex, "alpha,acr", "--out", "votes")[0] == 0
+    assert "r0 & 0.001 & " in Path("votes/report.tex").read_text()
+    assert report(*tex, "objective.alpha,acr", "--out", "training")[0] == 0
+    assert "r0 & 0.5 & " in Path("training/report.tex").read_text()

@@ -126,6 +126,7 @@ def test_means_differ_by_a_t_test(seeds: int, other_seeds: int) -> None:
         answers.append((difference.significant, difference.value > 0))
     assert len(set(answers)) == 4
     assert mean_difference([1.0, 1.0], [0.9, 0.9]).significant
+    assert mean_difference([0.9, 0.9], [1.0, 1.0]).significant
     assert not mean_difference([1.0, 1.0], [1.0, 1.0]).significant
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 import pytest
@@ -112,6 +113,7 @@ DEPENDENT: dict[str, tuple[Callable[[], Function], str]] = {
     "sorted batch": (sorted_batch, ROWS),
     "scaled by the largest pixel": (lambda: (lambda f: lambda x: f(x / x.max()))(linear()), ROWS),
     "cached by address": (lambda: cached(Tensor.data_ptr), ROWS),
+    "cached by address and shape": (lambda: cached(lambda x: (x.data_ptr(), x.shape)), ROWS),
     "cached from the first call on": (lambda: cached(lambda x: None), ROWS),
     "cached by shape": (lambda: cached(lambda x: x.shape), ROWS),
     "batch norm, dropout": (
@@ -268,6 +270,52 @@ def test_a_function_of_the_input_is_accepted_if_it_gives_classes_in_place_of_log
     for seed in range(3):
         torch.manual_seed(seed)
         examine(classes_of(linear()), seed)
+
+
+@pytest.mark.parametrize(
+    ("change", "drawn", "refused"), [(1 / 128, False, False), (1 / 128, True, True), (1 / 16, False, True)]
+)
+def test_rounding_of_the_precision_is_accepted_unless_it_may_be_random(
+    change: float, drawn: bool, refused: bool
+) -> None:
+    """bfloat16 has steps of 1/128: the order of additions changes logits by about one of them."""
+    image = torch.rand(1, 8, 8, dtype=torch.bfloat16)
+    logits = torch.linspace(-1, 1, 10)
+    calls = count()
+
+    def classify(images: Tensor) -> Tensor:
+        number = torch.randint(2, ()) if drawn else next(calls) % 2
+        return (logits + number * change * (torch.arange(10) % 2)).expand(len(images), -1)
+
+    if refused:
+        with pytest.raises(RequestError, match=RANDOM):
+            refuse_dependent_votes(classify, image, logits)
+    else:
+        refuse_dependent_votes(classify, image, logits)
+
+
+@pytest.mark.parametrize("changed", range(5))
+def test_two_of_six_inputs_may_change_by_rounding(changed: int) -> None:
+    """A network that quantizes flips a few classes if rounding differs with the place in the batch; half are too many.
+
+    Here the brightest inputs of a batch have another class in its first half than in its second.
+    """
+
+    def classify(images: Tensor) -> Tensor:
+        brightness = images.flatten(1).mean(1)
+        classes = torch.zeros(len(images), dtype=torch.long)
+        if len(brightness.unique()) == len(images) > 2:
+            brightest = brightness.argsort(descending=True)[:changed]
+            classes[brightest] = (brightest < len(images) / 2).long()
+        return functional.one_hot(classes, 10).float()
+
+    image = torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(0))
+    logits = classify(image[None])[0]
+    if changed <= 2:
+        refuse_dependent_votes(classify, image, logits)
+    else:
+        with pytest.raises(RequestError, match=ROWS):
+            refuse_dependent_votes(classify, image, logits)
 
 
 @pytest.mark.parametrize("name", INDEPENDENT)

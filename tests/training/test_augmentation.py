@@ -15,7 +15,13 @@ from smoothcert.data.augmentation import flip_and_crop
 from smoothcert.data.class_folders import load_folder
 from smoothcert.papers.presets import preset
 from smoothcert.training import api, loop
-from smoothcert.training.augmentation import default_augmentation, lacks_augmentation, with_augmentation
+from smoothcert.training.augmentation import (
+    default_augmentation,
+    lacks_augmentation,
+    with_augmentation,
+    without_augmentation,
+)
+from smoothcert.training.default_recipe import default_recipe, describe_choices
 from smoothcert.training.recipe import TrainRecipe, load_train_recipe, with_overrides
 from smoothcert.training.resume import different_fields
 from smoothcert.training.teacher_votes import teacher_folder
@@ -98,10 +104,19 @@ def colour(images: int = 64, side: int = 32) -> ImageData:
     return ImageData(pixels, torch.arange(images) % 2, 2, "npz:colour.npz", "train")
 
 
+def test_data_sets_whose_training_images_are_as_they_are() -> None:
+    names = ["folder:photographs", "npz:colour.npz", "mnist", "mnist-sample", "cifar10", "imagenet", "pets.py:Pets"]
+    assert list(map(without_augmentation, names)) == [True, True, True, True, False, False, False]
+
+
 def test_default_for_own_data(tiny_data: ImageData, augmented: ImageData) -> None:
     assert default_augmentation(colour(), "npz:colour.npz") == "flip-crop"
     assert default_augmentation(tiny_data, "npz:digits.npz") == "none"
+    two_channels = replace(colour(), images=colour().images[:, :2])
+    assert default_augmentation(two_channels, "npz:spectra.npz") == "none"
     assert default_augmentation(tiny_data, "mnist") is None
+    recipe = default_recipe(tiny_data, "mnist", 0.5, "gaussian")
+    assert describe_choices(recipe, recipe, trained=False).startswith("model lenet, epochs ")
     assert default_augmentation(augmented, "npz:digits.npz") is None
     own = images_from_dataset([(torch.zeros(3, 8, 8), 0), (torch.ones(3, 8, 8), 1)])  # type: ignore[arg-type]
     assert default_augmentation(own, "pets.py:Pets") is None, "it may have transforms of its own"

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import smoothcert as sc
 from smoothcert import cli
-from smoothcert.data import ImageData, mnist
+from smoothcert.data import ImageData, Normalization, mnist
 from smoothcert.errors import RequestError
 
 
@@ -137,6 +137,30 @@ def test_unusable_data_are_refused_in_one_line(tmp_path: Path, data: Any, messag
     with pytest.raises(RequestError, match=message) as caught:
         sc.train(tiny_recipe(), data, tmp_path / "run", device="cpu")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ((0.5,) * 3, (0.2,) * 3, r"expected a normalization of 1 channel, got mean \(0\.5, 0\.5, 0\.5\)"),
+        ((0.5,), (), "give one number per channel"),
+        ((0.5,), (0.0,), "with std above 0"),
+        ((127.5,), (64.0,), r"divide numbers for pixels in 0\.\.255 by 255"),
+        ((float("nan"),), (0.5,), r"pixels in \[0, 1\]"),
+    ],
+)
+def test_a_normalization_that_does_not_fit_is_refused_before_training(
+    tmp_path: Path, tiny_data: ImageData, mean: tuple[float, ...], std: tuple[float, ...], message: str
+) -> None:
+    """A run with it could not be read again."""
+    with pytest.raises(RequestError, match=message):
+        sc.train(
+            tiny_recipe(),
+            replace(tiny_data, normalization=Normalization(mean, std)),
+            tmp_path / "run",
+            device="cpu",
+        )
     assert not (tmp_path / "run").exists()
 
 

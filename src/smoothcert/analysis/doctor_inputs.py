@@ -8,7 +8,7 @@ from scipy import optimize, special
 from torch import Tensor
 from torch.nn import functional
 
-from smoothcert.classifier import Classifier, evaluating, logits_of
+from smoothcert.classifier import Classifier, evaluating, failures_reported, logits_of
 from smoothcert.data import DATASETS, Normalization
 from smoothcert.io.text import counted
 from smoothcert.noise import HIDING_SIGMA
@@ -64,7 +64,7 @@ class Examined:
     @torch.no_grad()
     def logits(self, inputs: Tensor) -> Tensor:
         """Logits float32 [n, outputs] in eval mode."""
-        with evaluating(self.classifier):
+        with evaluating(self.classifier), failures_reported("the classifier", inputs.shape[1:]):
             return torch.cat([logits_of(self.classifier(part)).float() for part in torch.split(inputs, BATCH)])
 
     def classes(self, inputs: Tensor) -> Tensor:

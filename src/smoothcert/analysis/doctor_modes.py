@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 from smoothcert.analysis.doctor_inputs import BATCH, SIMILAR, Examined, Finding, clearly_better, normalised, share
-from smoothcert.classifier import evaluating, logits_of
+from smoothcert.classifier import evaluating, failures_reported, logits_of
 from smoothcert.data import Normalization
-from smoothcert.smoothing.batch_dependence import depends_on_batch, depends_on_place, is_random
+from smoothcert.smoothing.batch_dependence import depends_on_batch, depends_on_place, is_random, without_masked_classes
 from smoothcert.training.batch_norm import layers_with_statistics, replace_statistics
 
 FITTING = 0.1
@@ -22,10 +22,11 @@ def check_mode(examined: Examined) -> Finding | None:
     """Logits that depend on the other images of a batch, as with batch norm in train mode, or on random numbers, as
     with dropout in train mode."""
     image = examined.images[0]
-    with evaluating(examined.classifier):
-        random = is_random(examined.classifier, image)
-        seeded = not random and depends_on_place(examined.classifier, image)
-        dependent = not random and not seeded and depends_on_batch(examined.classifier, image)
+    classifier = without_masked_classes(examined.classifier, examined.logits(torch.stack([image] * 2))[0])
+    with evaluating(examined.classifier), failures_reported("the classifier", image.shape):
+        random = is_random(classifier, image)
+        seeded = not random and depends_on_place(classifier, image)
+        dependent = not random and not seeded and depends_on_batch(classifier, image)
     if dependent:
         return Finding(
             "train-mode",

@@ -175,6 +175,7 @@ def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
     """Print one line per image, and what its radius means."""
     randomized = about["bound"] == "randomized"
     reached = any(about["n"] in row["votes"].values() for row in rows)
+    images = "image of bytes" if about["sound"] else "image"
     kind = "" if about["bound"] == "one-sided" else f" ({about['bound']} bound)"
     table = Table("image", "class", f"{about['norm']} radius{kind}", f"votes of {about['n']:,}")
     for row in rows:
@@ -182,7 +183,7 @@ def print_table(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
         table.add_row(row["image"], answer, radius_text(row["radius"]), votes_text(row, 3))
     console.print(table)
     console.print(
-        f"radius: the smoothed classifier (network in {about['precision']}) gives this class to every image closer "
+        f"radius: the smoothed classifier (network in {about['precision']}) gives this class to every {images} closer "
         f"than this in {about['norm']} (pixels in [0, 1]); each row is wrong with probability at most "
         f"{about['alpha']}; {radius_text(about['largest_radius'])} is the most that n = {about['n']:,} votes can show"
         + ("; it is reached here: raise --n for more" if reached and not randomized else "")

@@ -37,6 +37,17 @@ class Normalization:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            given = getattr(self, name)
+            try:
+                object.__setattr__(self, name, tuple(map(float, given)))  # also of a list, an array or a tensor
+            except (TypeError, ValueError) as error:
+                raise RequestError(
+                    f"normalization: expected numbers, one per channel, as {name}, got {given!r}; give a tuple, such "
+                    "as (0.5, 0.5, 0.5)"
+                ) from error
+
 
 @dataclass(frozen=True)
 class DatasetSpec:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smoothcert.data.decoding import Decoder, ImageBytes, Pixels, image_head
-from smoothcert.data.images import labels_digest
+from smoothcert.data.images import checked_indices, labels_digest
 from smoothcert.data.streamed_images import StreamedImages
 from smoothcert.errors import RequestError
 
@@ -71,9 +71,9 @@ class ImageFiles(StreamedImages):
         """The file of each image, such as "cat/12.png"."""
         return self.files.relative()
 
-    def subset(self, indices: Tensor) -> Self:
+    def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """See `ImageData.subset`."""
-        indices = indices.cpu()
+        indices = checked_indices(indices, len(self))
         files = FileList(self.files.root, self.files.names[indices.numpy()])
         return replace(self, files=files, labels=self.labels[indices], split=f"part of {self.split}")
 

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from smoothcert.data.datasets import Normalization
 from smoothcert.errors import RequestError
+from smoothcert.io.text import counted
 
 Augment = Callable[[Tensor, Tensor], Tensor]
 """(images float [b, c, h, w] in [0, 1], uniform [b, 3] in [0, 1)) -> images of the same shape, on their device."""
@@ -93,9 +94,9 @@ class ImageData(Dataset[tuple[Tensor, int]]):
             each = chosen.shape[1]
             yield from zip(torch.split(images, each), torch.split(labels, each), strict=True)
 
-    def subset(self, indices: Tensor) -> "ImageData":
+    def subset(self, indices: Tensor | Sequence[int]) -> "ImageData":
         """The images and labels at `indices` (int64 [m]), in that order, which are numbered from 0."""
-        indices = indices.to(self.images.device)
+        indices = checked_indices(indices, len(self)).to(self.images.device)
         images, labels = (values.index_select(0, indices) for values in (self.images, self.labels))
         names = None if self.file_names is None else tuple(self.file_names[index] for index in indices.tolist())
         return replace(self, images=images, labels=labels, split=f"part of {self.split}", file_names=names)
@@ -135,6 +136,43 @@ def check_labels(title: str, labels: Tensor, num_images: int, num_classes: int) 
             f"{title}: expected labels in 0..{num_classes - 1}, got labels in {lowest}..{highest}; "
             "correct the labels or num_classes"
         )
+
+
+def check_normalization(title: str, normalization: Normalization | None, channels: int) -> None:
+    """Refuse a normalization that is not one for `channels` channels of pixels in [0, 1]."""
+    if normalization is None:
+        return
+    mean, std = normalization.mean, normalization.std
+    if len(mean) != channels or len(std) != channels:
+        raise RequestError(
+            f"{title}: expected a normalization of {counted(channels, 'channel')}, got mean {mean} and std {std}; give "
+            "one number per channel"
+        )
+    if not all(0 <= number <= 1 for number in mean) or not all(0 < number <= 1 for number in std):
+        raise RequestError(
+            f"{title}: expected a normalization of pixels in [0, 1], with std above 0, got mean {mean} and std {std}; "
+            "divide numbers for pixels in 0..255 by 255"
+        )
+
+
+def checked_indices(indices: Tensor | Sequence[int], count: int) -> Tensor:
+    """`indices` of some of `count` images as int64 [m] on the CPU; others are a RequestError."""
+    given = indices if isinstance(indices, Tensor) else torch.tensor(list(indices), device="cpu")
+    if not given.numel():
+        return torch.empty(0, dtype=torch.int64, device="cpu")
+    whole = given.dtype != torch.bool and not given.is_floating_point() and not given.is_complex()
+    if given.ndim != 1 or not whole:
+        raise RequestError(
+            f"subset: expected whole numbers [m], the indices of images, got {describe(given)}; give "
+            "mask.nonzero().flatten() of a mask"
+        )
+    lowest, highest = (int(bound) for bound in torch.aminmax(given))
+    if lowest < 0 or highest >= count:
+        raise RequestError(
+            f"subset: expected indices from 0 to {count - 1:,} of {counted(count, 'image')}, got some from "
+            f"{lowest:,} to {highest:,}; correct them"
+        )
+    return given.cpu().long()
 
 
 def labels_digest(shape: Sequence[int], num_classes: int, labels: Tensor) -> "hashlib._Hash":

@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -77,7 +77,7 @@ class StreamedImages(Dataset[tuple[Tensor, int]], ABC):
         """SHA-256 of labels and of what identifies the images."""
 
     @abstractmethod
-    def subset(self, indices: Tensor) -> Self:
+    def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """See `ImageData.subset`."""
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Turn a torch `Dataset` of (image, label) pairs into `Images`, as training and certification need them."""
 
 import random
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from smoothcert.classifier import channels_last
 from smoothcert.data.datasets import Normalization
-from smoothcert.data.images import describe, labels_digest, labels_from, spread
+from smoothcert.data.images import checked_indices, describe, labels_digest, labels_from, spread
 from smoothcert.data.streamed_images import StreamedImages
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import named_error
@@ -85,9 +85,9 @@ class DatasetImages(StreamedImages):
         channels, height, width = self.first.shape
         return channels, height, width
 
-    def subset(self, indices: Tensor) -> Self:
+    def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """See `ImageData.subset`."""
-        indices = indices.cpu()
+        indices = checked_indices(indices, len(self))
         part = Subset(self.dataset, indices.tolist())
         return replace(self, dataset=part, labels=self.labels[indices], split=f"part of {self.split}")
 

@@ -26,7 +26,7 @@ SAME = 0.05
 """Largest difference of equal logits, as a share of `scale_of`: rounding may depend on the batch."""
 JITTER, ROUNDINGS = 1e-3, 4
 """Largest difference, as a share of `scale_of` and in roundings, that is attributed to the order of additions on a GPU:
-the larger of the two."""
+the larger of the two. Only the first of them if random numbers are drawn, which are the more likely cause."""
 CALLS, CALLS_WITH_DRAWS = 8, 40
 """Number of calls with the same inputs that must give the same logits: a network that flips a batch every second time
 gives the same logits twice with probability 1/2. More if it draws random numbers, which may rarely have an effect."""
@@ -62,7 +62,7 @@ def refuse_dependent_votes(classifier: Classifier, image: Tensor, logits: Tensor
 
     A certificate is about one function of the input. The random generators of torch are left as they were.
     """
-    classifier = _without_masked_classes(classifier, logits)
+    classifier = without_masked_classes(classifier, logits)
     if is_random(classifier, image):
         raise RequestError(
             "model: expected the same logits for the same inputs in each call, got others; call model.eval() on each "
@@ -84,8 +84,9 @@ def is_random(classifier: Classifier, image: Tensor) -> bool:
     """Whether `image`, with more or less noise, gets other logits in another call."""
     rows = _neighbours(image)[::2]
     first = _logits(classifier, rows)
-    same = scale_of(first) * max(JITTER, ROUNDINGS * torch.finfo(rows.dtype).eps)
-    for seed in range(1, CALLS_WITH_DRAWS if _draws_random_numbers(classifier, rows) else CALLS):
+    draws = _draws_random_numbers(classifier, rows)
+    same = scale_of(first) * (JITTER if draws else max(JITTER, ROUNDINGS * torch.finfo(rows.dtype).eps))
+    for seed in range(1, CALLS_WITH_DRAWS if draws else CALLS):
         again = _logits(classifier, rows, seed)
         if again.shape != first.shape or not torch.allclose(again, first, rtol=0, atol=same, equal_nan=True):
             return True
@@ -129,7 +130,7 @@ def _neighbours(image: Tensor) -> Tensor:
     return images + steps * (float(image.abs().max()) or 1.0) * noise
 
 
-def _without_masked_classes(classifier: Classifier, logits: Tensor) -> Classifier:
+def without_masked_classes(classifier: Classifier, logits: Tensor) -> Classifier:
     """The classifier without the classes that a mask, such as -inf or -1e9, excludes in `logits` [classes]."""
     kept = unmasked(logits.float())
     if int(kept.sum()) < 2 or bool(kept.all()):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from smoothcert.data import Images, with_known_classes
+from smoothcert.data.images import check_normalization
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
 from smoothcert.io.results import only_writer
@@ -126,6 +127,7 @@ def check_request(recipe: TrainRecipe, data: Images, folder: Path, group: Team, 
             f"{data.name}: expected images of at least two classes, got one, which every network gets right; "
             "give data with a label or a folder for each class"
         )
+    check_normalization(data.name, data.normalization, data.shape[0])
     if tested is not None and (tested.shape != data.shape or tested.num_classes > data.num_classes):
         raise RequestError(
             f"test data: expected images {data.shape} of at most {data.num_classes} classes, as those of training, got "
