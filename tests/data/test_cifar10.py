@@ -53,6 +53,7 @@ def test_training_is_augmented_and_normalization_is_the_papers(tmp_path: Path) -
     write_binary(tmp_path)
     train, test = (load_dataset("cifar10", split, tmp_path) for split in ("train", "test"))
     assert train.augment is flip_and_crop
+    assert DATASETS["cifar10"].augmented, "the notes about missing augmentation do not read the images"
     assert test.augment is None
     for data in (train, test, DATASETS["cifar10"]):
         assert data.normalization.mean == (0.4914, 0.4822, 0.4465)

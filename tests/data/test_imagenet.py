@@ -65,6 +65,7 @@ def test_class_folders(tmp_path: Path, below: str) -> None:
         assert data.class_names == tuple(SORTED)
         assert data.normalization == DATASETS["imagenet"].normalization
         assert data.random_parts == (split == "train")
+        assert DATASETS["imagenet"].augmented, "the notes about missing augmentation do not read the images"
     assert (DATASETS["imagenet"].shape, DATASETS["imagenet"].num_classes) == ((3, 224, 224), 1000)
     assert train.normalization.mean == (0.485, 0.456, 0.406)
     assert train.normalization.std == (0.229, 0.224, 0.225)

@@ -184,13 +184,13 @@ class RowLimits:
             return cascade_radius(certificate.predict, count, n, certificate.earlier, sigmas, alpha)
         noise = NOISES[self._get("noise", "gaussian")](self.settings["sigma"])
         if radii := self._get("radii", ()):
-            # A sequential test may have claimed at an earlier look, when all votes agreed.
             fixed = noise.radius(error_upper_bound(count, n, alpha) + self._slack)
             if len(radii) == 1 and not self._get("hold_back", False):
                 # Its only test claims the radius at its last look. If the error is that of the radius, as few failures
                 # at one look are at most as likely as a claim at any look: alpha. So the bound is not above this error.
                 return float(min(radii[0], fixed))
             held_back = fixed if self._get("hold_back", False) else 0.0
+            # A test of several may have claimed at an earlier look, when all votes agreed.
             return float(min(max(*radii, held_back), noise.radius(error_upper_bound(n, n, alpha))))
         other = largest_other(certificate.votes, certificate.predict)
         bound = bound_of(self.settings)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from smoothcert.data.decoding import Decoder, ImageBytes, Pixels, image_head
-from smoothcert.data.images import checked_indices, labels_digest
+from smoothcert.data.images import indices_within, labels_digest
 from smoothcert.data.streamed_images import StreamedImages
 from smoothcert.errors import RequestError
 
@@ -73,7 +73,7 @@ class ImageFiles(StreamedImages):
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """See `ImageData.subset`."""
-        indices = checked_indices(indices, len(self))
+        indices = indices_within(indices, len(self))
         files = FileList(self.files.root, self.files.names[indices.numpy()])
         return replace(self, files=files, labels=self.labels[indices], split=f"part of {self.split}")
 

@@ -96,7 +96,7 @@ class ImageData(Dataset[tuple[Tensor, int]]):
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageData":
         """The images and labels at `indices` (int64 [m]), in that order, which are numbered from 0."""
-        indices = checked_indices(indices, len(self)).to(self.images.device)
+        indices = indices_within(indices, len(self)).to(self.images.device)
         images, labels = (values.index_select(0, indices) for values in (self.images, self.labels))
         names = None if self.file_names is None else tuple(self.file_names[index] for index in indices.tolist())
         return replace(self, images=images, labels=labels, split=f"part of {self.split}", file_names=names)
@@ -155,7 +155,7 @@ def check_normalization(title: str, normalization: Normalization | None, channel
         )
 
 
-def checked_indices(indices: Tensor | Sequence[int], count: int) -> Tensor:
+def indices_within(indices: Tensor | Sequence[int], count: int) -> Tensor:
     """`indices` of some of `count` images as int64 [m] on the CPU; others are a RequestError."""
     given = indices if isinstance(indices, Tensor) else torch.tensor(list(indices), device="cpu")
     if not given.numel():

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from smoothcert.classifier import channels_last
 from smoothcert.data.datasets import Normalization
-from smoothcert.data.images import checked_indices, describe, labels_digest, labels_from, spread
+from smoothcert.data.images import describe, indices_within, labels_digest, labels_from, spread
 from smoothcert.data.streamed_images import StreamedImages
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.text import named_error
@@ -87,7 +87,7 @@ class DatasetImages(StreamedImages):
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
         """See `ImageData.subset`."""
-        indices = checked_indices(indices, len(self))
+        indices = indices_within(indices, len(self))
         part = Subset(self.dataset, indices.tolist())
         return replace(self, dataset=part, labels=self.labels[indices], split=f"part of {self.split}")
 
