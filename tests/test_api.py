@@ -104,7 +104,7 @@ def test_the_table_of_runs_is_the_report(tmp_path: Path) -> None:
     run = ROOT / "results/float32/consistency-0.5"
     (row,) = sc.report(str(run), radii=(0, 1.5), out=tmp_path / "report", formats=("csv",))
     rows = sc.read_certificates(run / "certificates" / "test-n100000.tsv.gz").rows
-    radii = [r.certificate.radius for r in rows if r.certificate.predict == r.label]
+    radii = [r.certificate.radius for r in rows if r.certificate.prediction == r.label]
     assert row["acr"] == pytest.approx(sum(radii) / len(rows))
     assert row["certified_accuracy_1.5"] == pytest.approx(sum(r >= 1.5 for r in radii) / len(rows))
     assert [path.name for path in (tmp_path / "report").glob("*.csv")] == ["report.csv"]

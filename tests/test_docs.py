@@ -335,13 +335,13 @@ def test_user_model_of_the_guide_gets_true_certificates(tmp_path: Path, monkeypa
     normalize, linear = names["build"]()
     weight = linear.weight.detach() / normalize.std.item()  # as a function of the image in [0, 1]
     logits = linear(normalize(names["images"])).detach()
-    certified = [(c, logit) for c, logit in zip(certificates, logits, strict=True) if c.predict != ABSTAIN]
+    certified = [(c, logit) for c, logit in zip(certificates, logits, strict=True) if c.prediction != ABSTAIN]
     assert len(certificates) == 10
     assert len(certified) >= 5
     for certificate, logit in certified:
-        rivals = [c for c in range(10) if c != certificate.predict]
-        gaps = logit[certificate.predict] - logit[rivals]
-        distances = (gaps / (weight[certificate.predict] - weight[rivals]).norm(dim=1)).numpy()
+        rivals = [c for c in range(10) if c != certificate.prediction]
+        gaps = logit[certificate.prediction] - logit[rivals]
+        distances = (gaps / (weight[certificate.prediction] - weight[rivals]).norm(dim=1)).numpy()
         beaten, four_deviations = norm.sf(distances / 0.5), 4 * 0.5 / math.sqrt(1000)
         astray = 1 - certificate.count / 1000
         assert beaten.max() - four_deviations < astray < beaten.sum() + four_deviations

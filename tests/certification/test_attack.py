@@ -126,7 +126,7 @@ def test_half_spaces_are_changed_only_beyond_their_distance(data: ImageData, tmp
     for row, truth in zip(rows, true_distances(data), strict=True):
         assert truth < row.distance <= row.radius
         assert row.distance == pytest.approx(row.radius, rel=1e-5), "the attack goes all the way"
-        assert row.predict == 1 - row.label
+        assert row.prediction == 1 - row.label
         assert row.certified_radius is None
         assert not row.contradiction
     assert [empirical_accuracy(rows, r) for r in (0.0, 0.2, 0.26, 0.6, 0.78)] == [1, 1, 4 / 6, 2 / 6, 0]
@@ -181,7 +181,7 @@ def test_a_certificate_for_the_wrong_class_is_contradicted_by_other_classes_only
         claims = CertificatesFile(Path("c.tsv"), (row,), {}, {})
         (attacked,) = attack(relabelled, tmp_path / f"{claimed}.tsv", [0], certificates=claims).rows
         assert attacked.contradiction is contradicted
-        assert (attacked.predict, attacked.certified_radius) == (1, radius)
+        assert (attacked.prediction, attacked.certified_radius) == (1, radius)
 
 
 def test_a_certificate_for_another_class_than_that_of_the_image_is_contradicted(
@@ -200,13 +200,13 @@ def test_a_certificate_for_another_class_than_that_of_the_image_is_contradicted(
 def test_misclassified_images_have_radius_0(data: ImageData, tmp_path: Path) -> None:
     rows = attack(replace(data, labels=1 - data.labels), tmp_path / "a.tsv").rows
     assert {(row.distance, row.radius) for row in rows} == {(0.0, 0.0)}
-    assert all(row.predict == 1 - row.label for row in rows)
+    assert all(row.prediction == 1 - row.label for row in rows)
     assert empirical_accuracy(rows, 0.0) == 0
 
 
 def test_a_constant_classifier_withstands_every_attack(data: ImageData, tmp_path: Path) -> None:
     rows = attack(data, tmp_path / "a.tsv", [0, 1, 2], model=constant).rows
-    assert all(row.withstood and row.radius == math.inf and row.predict == 1 for row in rows)
+    assert all(row.withstood and row.radius == math.inf and row.prediction == 1 for row in rows)
     assert empirical_accuracy(rows, 100.0) == 1
     assert comparable(read_attacks(tmp_path / "a.tsv")) == {row.index: replace(row, seconds=0.0) for row in rows}
 
@@ -221,7 +221,7 @@ def test_an_abstention_is_not_a_success(data: ImageData, tmp_path: Path) -> None
     certified = CertifiedImage(0, 1, Certificate(1, 0.1, 0, 0, 0, ()), 0.0)
     claims = CertificatesFile(Path("c.tsv"), (certified,), {}, {})
     (row,) = attack(data, tmp_path / "a.tsv", [0], model=coin, radii=(1e-4,), certificates=claims).rows
-    assert row.predict == ABSTAIN
+    assert row.prediction == ABSTAIN
     assert row.withstood
     assert row.certified_radius == 0.1
     assert not row.contradiction

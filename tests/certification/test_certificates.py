@@ -165,7 +165,7 @@ def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
     path = tmp_path / "theirs"
     path.write_text("\t".join(COLUMNS[:6]) + "\n0\t7\t7\t1.01\t1\t0:01:02.500000\n20\t2\t-1\t0.0\t0\t1 day, 0:00:01")
     stored = read_certificates(path)
-    assert [(r.index, r.label, r.certificate.predict, r.radius_if_correct, r.seconds) for r in stored.rows] == [
+    assert [(r.index, r.label, r.certificate.prediction, r.radius_if_correct, r.seconds) for r in stored.rows] == [
         (0, 7, 7, 1.01, 62.5),
         (20, 2, -1, 0.0, 86401.0),
     ]
@@ -336,9 +336,9 @@ def test_recertify_bounds_the_class_that_the_first_votes_chose(tmp_path: Path, n
     possible(tmp_path / "a.tsv", POSSIBLE | {"noise": noise, "sound": sound}, lost, close)
     assert recertify(tmp_path / "a.tsv", tmp_path / "b.tsv", alpha=0.2) == 2
     first, second = (row.certificate for row in read_certificates(tmp_path / "b.tsv").rows)
-    assert (first.predict, first.radius, first.count) == (-1, 0.0, 80)
+    assert (first.prediction, first.radius, first.count) == (-1, 0.0, 80)
     error = error_upper_bound(115, 200, 0.2) + (1e-10 if sound else 0.0)
-    assert (second.predict, second.radius) == (2, NOISES[noise](0.25).radius(error))
+    assert (second.prediction, second.radius) == (2, NOISES[noise](0.25).radius(error))
 
 
 def test_an_image_that_a_label_aware_rule_left_out_stays_without_votes_and_coin() -> None:
@@ -359,7 +359,7 @@ def test_recertified_abstentions_are_wrong_with_probability_at_most_alpha(n: int
         again.append(bounded_again(old, limits).certificate)
     for p in (k / 200 for k in range(100, 200)):
         radii = {0: 0.0, 1: NormalDist().inv_cdf(p)}
-        wrong = [count for count, c in enumerate(again) if c.radius > radii.get(c.predict, 0.0)]
+        wrong = [count for count, c in enumerate(again) if c.radius > radii.get(c.prediction, 0.0)]
         assert sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in wrong) <= alpha
 
 

@@ -106,7 +106,7 @@ def test_loaders_datasets_and_smoothed_classifiers_are_certified(dataset: Tensor
         sc.certify_dataset(bright, dataset, tmp_path / "b.tsv", sigma=0.25, **FEW),
     ]
     assert comparable(files[0]) == comparable(files[1])
-    assert [(row.label, row.certificate.predict) for row in files[0].rows] == [(0, 0), (0, 0), (1, 1), (1, 1)]
+    assert [(row.label, row.certificate.prediction) for row in files[0].rows] == [(0, 0), (0, 0), (1, 1), (1, 1)]
     assert files[0].settings["num_classes"] == 3, "the outputs of the model, not the labels of the data"
     assert files[0].settings["dataset"] == "TensorDataset"
 

@@ -54,11 +54,11 @@ def test_rows_and_columns_are_those_that_were_written(path: Path) -> None:
 
 def test_columns_say_what_rows_say(path: Path) -> None:
     columns = read_certificates(path).columns
-    expected = [row.correct and row.certificate.predict != ABSTAIN for row in rows()]
+    expected = [row.correct and row.certificate.prediction != ABSTAIN for row in rows()]
     assert columns.correct.tolist() == expected
     assert columns.votes_for(columns.label).tolist() == [dict(r.certificate.votes).get(r.label, 0) for r in rows()]
     # Rows 3 and 5 abstain: the class with the stored count of votes.
-    assert columns.predict.tolist()[3] == ABSTAIN
+    assert columns.prediction.tolist()[3] == ABSTAIN
     assert columns.chosen.tolist() == [0, 0, 1, 2, 2, 0, 3]
 
 
@@ -66,10 +66,10 @@ def test_columns_say_what_rows_say(path: Path) -> None:
 def test_the_chosen_class_is_the_one_that_recertify_uses(votes: tuple[int, ...]) -> None:
     """At an alpha near 1 every class is certified, except where equal counts leave open which one was chosen."""
     certificate = certificate_of_class(int(np.argmax(votes)), votes, 10, Gaussian(0.5), 0.001)
-    stored = CertifiedImage(0, 0, replace(certificate, predict=ABSTAIN, radius=0.0), 1.0)
+    stored = CertifiedImage(0, 0, replace(certificate, prediction=ABSTAIN, radius=0.0), 1.0)
     again = bounded_again(stored, RowLimits({"alpha": 0.999999, "bound": "one-sided", "sigma": 0.5}))
     expected = ABSTAIN if sorted(votes)[-1] == sorted(votes)[-2] else int(np.argmax(votes))
-    assert columns_of([stored]).chosen.tolist() == [expected] == [again.certificate.predict]
+    assert columns_of([stored]).chosen.tolist() == [expected] == [again.certificate.prediction]
 
 
 @pytest.mark.parametrize("parsed", [True, False])

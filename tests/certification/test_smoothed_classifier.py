@@ -357,7 +357,7 @@ def test_a_changed_module_is_seen_by_the_next_call() -> None:
 
 def test_the_results_are_tensors_and_records() -> None:
     result = smoothed().certify(torch.tensor([0.1, 0.5, 0.95]).view(3, 1, 1, 1), n=500, seed=3)
-    assert result.prediction.tolist() == [record.predict for record in result]
+    assert result.prediction.tolist() == [record.prediction for record in result]
     assert result.radius.tolist() == [record.radius for record in result]
     assert result.radius.dtype == torch.float64
     assert result.abstained.tolist() == [record.abstained for record in result] == [False, True, False]

@@ -128,7 +128,7 @@ def test_radius_is_that_of_the_exact_smoothed_classifier(consensus: int | None, 
     (certificate,) = smoothed.certify(torch.full((1, 1, 1, 1), 1.0), n=20_000, seed=1)
     p = norm.cdf((1 - boundary) / 0.25)
     assert abs(certificate.count / certificate.n - p) < 4 * (p * (1 - p) / certificate.n) ** 0.5
-    assert certificate.predict == 1
+    assert certificate.prediction == 1
     assert 0.95 * (1 - boundary) < certificate.radius < 1 - boundary
 
 
@@ -178,7 +178,7 @@ def test_subclasses_and_hooks_are_certified_as_they_are() -> None:
     for network in (Least([Threshold(0.5), Threshold(0.4)]), Reversed(nn.Identity(), Threshold(0.5)), hooked):
         bright = torch.full((1, 1, 1, 1), 0.9)
         (certificate,) = SmoothedClassifier(network, sigma=0.01).certify(bright, n=100)
-        assert certificate.predict == int(network(bright).argmax()) == 0
+        assert certificate.prediction == int(network(bright).argmax()) == 0
 
 
 def test_impossible_ensembles_are_refused() -> None:

@@ -72,7 +72,7 @@ def test_variants_of_the_six_columns(text: str, tmp_path: Path) -> None:
     path.write_text(text, newline="")
     rows = read_certificates(path).rows
     expected = [(label, predict, float(radius)) for label, predict, radius in IMAGES]
-    assert [(r.label, r.certificate.predict, r.certificate.radius) for r in rows] == expected
+    assert [(r.label, r.certificate.prediction, r.certificate.radius) for r in rows] == expected
     assert [r.correct for r in rows] == [True, False, False, True, True], "computed, not read"
 
 
@@ -84,9 +84,11 @@ def test_a_file_of_ours_that_a_spreadsheet_saved_as_csv(separator: str, ours: Pa
     with path.open("w", encoding="utf-8-sig", newline="") as file:
         csv.writer(file, delimiter=separator).writerows(csv.reader(stored.open(), delimiter="\t"))
     assert path.read_bytes().startswith(b"\xef\xbb\xbfidx" + separator.encode())
-    expected = [(r.index, r.label, r.certificate.predict, r.certificate.radius) for r in read_certificates(stored).rows]
+    expected = [
+        (r.index, r.label, r.certificate.prediction, r.certificate.radius) for r in read_certificates(stored).rows
+    ]
     saved = read_certificates(path).rows
-    assert [(r.index, r.label, r.certificate.predict, r.certificate.radius) for r in saved] == expected
+    assert [(r.index, r.label, r.certificate.prediction, r.certificate.radius) for r in saved] == expected
 
 
 def test_files_that_are_not_such_tables_are_refused_with_the_line(tmp_path: Path) -> None:

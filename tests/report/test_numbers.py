@@ -33,11 +33,11 @@ def summary_of(rows: list[CertifiedImage], name: str = "run", **changes: object)
 
 
 def counted(rows: list[CertifiedImage]) -> list[float]:
-    return [r.certificate.radius if r.certificate.predict == r.label else 0.0 for r in rows]
+    return [r.certificate.radius if r.certificate.prediction == r.label else 0.0 for r in rows]
 
 
 def certified(row: CertifiedImage, radius: float) -> bool:
-    return row.certificate.predict == row.label and row.certificate.radius >= radius
+    return row.certificate.prediction == row.label and row.certificate.radius >= radius
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -82,7 +82,7 @@ def test_tables_of_classes_and_columns_of_csv_against_a_loop() -> None:
         assert [cells[str(label)].value for label in range(3)] == pytest.approx(expected)
     worst = acrs.index(min(acrs))
     at_most = [
-        row for row in rows if row.certificate.count == row.certificate.n and row.certificate.predict == row.label
+        row for row in rows if row.certificate.count == row.certificate.n and row.certificate.prediction == row.label
     ]
     values = {column.key: column.value(compared[0].first) for column in csv_columns(compared)}
     assert (values["worst_class"], values["worst_class_acr"]) == (worst, pytest.approx(acrs[worst]))

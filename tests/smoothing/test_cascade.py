@@ -42,7 +42,7 @@ def enumerated(chosen: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     counters = [Outcomes(stage, sigma) for stage, sigma in enumerate(SIGMAS)]
     found = certify_cascade(counters, images, [(0, 0)] * len(pairs), n0=1, n=N, alpha=ALPHA)  # type: ignore[arg-type]
     shape = (len(OUTCOMES), len(OUTCOMES))
-    return np.reshape([c.predict for c in found], shape), np.reshape([c.radius for c in found], shape)
+    return np.reshape([c.prediction for c in found], shape), np.reshape([c.radius for c in found], shape)
 
 
 @lru_cache
@@ -143,7 +143,7 @@ def test_later_stage_answers_and_earlier_stage_limits_the_radius() -> None:
     image = torch.full((1, 1, 1, 1), 1.0)
     options = {"n0": 50, "n": 5000, "alpha": 0.001}
     (certificate,) = certify_cascade(counters((undecided, 1.0), (half_space, 0.5)), image, [(3, 0)], **options)
-    assert certificate.predict == 1
+    assert certificate.prediction == 1
     assert 0.3 < certificate.radius < -float(ndtri(1 / 3))  # beyond 0.431, stage 1 may give another answer
     assert len(certificate.earlier) == 1
     assert sum(k for _, k in certificate.earlier[0]) == 5000
@@ -152,7 +152,7 @@ def test_later_stage_answers_and_earlier_stage_limits_the_radius() -> None:
     assert first.earlier == ()
     assert 0.9 < first.radius < 1.0
     (none,) = certify_cascade(counters((undecided, 1.0), (undecided, 0.5)), image, [(3, 0)], **options)
-    assert (none.predict, none.radius, len(none.earlier)) == (ABSTAIN, 0.0, 1)
+    assert (none.prediction, none.radius, len(none.earlier)) == (ABSTAIN, 0.0, 1)
 
 
 def test_stage_with_a_bound_just_below_one_half_is_passed() -> None:
@@ -164,7 +164,7 @@ def test_stage_with_a_bound_just_below_one_half_is_passed() -> None:
 
     stages = counters((half, 1.0), (lambda images: torch.tensor([[1.0, 0.0, 0.0]]).expand(len(images), 3), 0.5))
     (certificate,) = certify_cascade(stages, torch.zeros(1, 1, 1, 1), [(3, 0)], n0=50, n=2000, alpha=0.01)
-    assert (certificate.predict, len(certificate.earlier)) == (0, 1)
+    assert (certificate.prediction, len(certificate.earlier)) == (0, 1)
     assert 0.5 < certificate.radius < -float(ndtri(0.25))
 
 

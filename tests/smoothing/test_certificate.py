@@ -26,13 +26,13 @@ def test_certify_bounds_the_class_that_the_first_votes_chose() -> None:
     """The n0 votes choose and are not counted again; another class may lead among the fresh ones."""
     noise = Gaussian(0.5)
     certificate = certificate_of_class(0, [900, 100, 0], 100, noise, 0.001)
-    assert (certificate.predict, certificate.count, certificate.n, certificate.n0) == (0, 900, 1000, 100)
+    assert (certificate.prediction, certificate.count, certificate.n, certificate.n0) == (0, 900, 1000, 100)
     p = 1 - error_upper_bound(900, 1000, 0.001)
     assert certificate.radius == pytest.approx(
         0.5 * torch.distributions.Normal(0, 1).icdf(torch.tensor(p)).item(), rel=1e-5
     )
     other = certificate_of_class(1, [900, 100, 0], 100, noise, 0.001)
-    assert (other.predict, other.radius, other.count) == (ABSTAIN, 0.0, 100)
+    assert (other.prediction, other.radius, other.count) == (ABSTAIN, 0.0, 100)
     assert other.votes == ((0, 900), (1, 100))
 
 
@@ -41,7 +41,7 @@ def test_certify_abstains_up_to_one_half() -> None:
     claimed = [
         count
         for count in range(n + 1)
-        if certificate_of_class(0, [count, n - count], 1, Gaussian(1.0), 0.001).predict == 0
+        if certificate_of_class(0, [count, n - count], 1, Gaussian(1.0), 0.001).prediction == 0
     ]
     assert claimed[0] == next(k for k in range(n) if error_upper_bound(k, n, 0.001) < 0.5)
     assert claimed == list(range(claimed[0], n + 1))

@@ -334,7 +334,7 @@ def test_float_certificate_is_false(fair: bool) -> None:
     """In floats: certified far beyond an image that gets the other class, all votes in both cases."""
     smoothed = SmoothedClassifier(ReadsLowBits(fair), sigma=SIGMA, num_classes=2)
     here, there = smoothed.certify(torch.stack([X, X_NEXT]), n=1000, seed=1)
-    assert (here.predict, there.predict) == (0, 1)
+    assert (here.prediction, there.prediction) == (0, 1)
     assert min(here.count, there.count) >= 995
     assert min(here.radius, there.radius) > 4 * DISTANCE
     assert smoothed.predict(torch.stack([X, X_NEXT]), seed=2).prediction.tolist() == [0, 1]

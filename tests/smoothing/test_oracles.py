@@ -29,7 +29,7 @@ def test_half_space(distance: float) -> None:
     offset = float(image.flatten() @ direction.flatten()) - distance
     smoothed = SmoothedClassifier(half_space(direction, offset), sigma=SIGMA, num_classes=2)
     certificate = smoothed.certify(image, n=20_000, seed=1)[0]
-    assert certificate.predict == 1
+    assert certificate.prediction == 1
     assert certificate.radius <= distance
     # p = Phi(distance / sigma); 20,000 votes bound it this closely except about once in a million.
     p = special.ndtr(distance / SIGMA)
@@ -41,7 +41,7 @@ def test_half_space(distance: float) -> None:
 def test_constant_reaches_the_ceiling_of_n() -> None:
     smoothed = SmoothedClassifier(lambda x: two_logits(torch.ones(len(x))), sigma=SIGMA, num_classes=2)
     certificate = smoothed.certify(torch.zeros(1, 1, 2, 2), n=1000)[0]
-    assert certificate.predict == 1
+    assert certificate.prediction == 1
     assert certificate.count == certificate.n == 1000
     assert certificate.radius == pytest.approx(2.463 * SIGMA, abs=1e-3 * SIGMA)
     assert smoothed.predict(torch.zeros(2, 1, 2, 2)).prediction.tolist() == [1, 1]
@@ -77,7 +77,7 @@ def test_ball(distance: float) -> None:
 
     certificate = smoothed.certify(image[None], n=20_000, seed=4)[0]
     p = inside(distance)
-    assert certificate.predict == 1
+    assert certificate.prediction == 1
     assert certificate.count == pytest.approx(20_000 * p, abs=5 * (20_000 * p * (1 - p)) ** 0.5)
     # The true radius is where moving further out makes the inside as likely as the outside.
     truth = optimize.brentq(lambda shift: inside(shift) - 0.5, distance, 3.0) - distance

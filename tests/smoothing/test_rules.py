@@ -50,7 +50,7 @@ def test_one_radius_is_decided_with_few_votes() -> None:
     rule = Rule(n0=100, n=20_000, alpha=0.001, radii=(0.25,))
     images = at_distances(0.6, 0.1, 0.35, -0.15)
     found = certify(rule, images)
-    assert [c.predict for c in found] == [1, ABSTAIN, 1, ABSTAIN]
+    assert [c.prediction for c in found] == [1, ABSTAIN, 1, ABSTAIN]
     assert found[0].radius == pytest.approx(0.25, rel=1e-6)
     assert found[0].radius > 0.25  # counts for certified accuracy at 0.25
     assert found[0].n < 2000
@@ -89,7 +89,7 @@ def test_two_stages_spend_less_where_less_is_to_gain() -> None:
     assert two[0].n < 20_000 / 3
     assert two[0].n0 == 500
     for less, more in zip(two, full, strict=True):
-        assert less.predict == more.predict
+        assert less.prediction == more.prediction
         assert less.radius > more.radius - 0.2 * SIGMA
     assert two[0].radius <= 0.3
 
@@ -248,7 +248,7 @@ def test_sound_certificates_are_close_to_plain_ones() -> None:
     for a, b, c in zip(plain, sound, slow, strict=True):
         assert c.votes == b.votes
         assert c.radius < b.radius
-        assert b.predict == a.predict == 1
+        assert b.prediction == a.prediction == 1
         assert b.radius == pytest.approx(a.radius, abs=0.06)
         assert b.radius < 0.82
     with pytest.raises(RequestError, match="expected bytes divided by 255"):
@@ -260,7 +260,7 @@ def test_sound_certificates_are_close_to_plain_ones() -> None:
 def test_l1_radius_of_a_one_coordinate_half_space_is_its_distance(family: type[Noise], distance: float) -> None:
     """The worst direction in L1 is the coordinate itself, so the certificate is tight there."""
     certificate = certify(Rule(n0=2000, n=40_000, alpha=0.001), at_distances(distance), noise=family(SIGMA))[0]
-    assert certificate.predict == 1
+    assert certificate.prediction == 1
     assert distance - 0.04 < certificate.radius <= distance
 
 
@@ -295,7 +295,7 @@ def test_fewer_votes_and_no_more_wrong_claims() -> None:
     rule = Rule(n0=50, n=1000, alpha=alpha, radii=(radius,))
     # Just inside the radius that is tested, so that every claim is wrong.
     found = certify(rule, at_distances(*[radius * (1 + 1e-12)] * images))
-    claimed = np.mean([c.predict == 1 for c in found])
+    claimed = np.mean([c.prediction == 1 for c in found])
     assert claimed <= alpha + 4 * (alpha * (1 - alpha) / images) ** 0.5
     assert np.mean([c.n for c in found]) < 1000
 

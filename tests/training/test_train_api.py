@@ -177,7 +177,7 @@ def certified(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> sc
 
 def test_certificates_of_a_run_are_a_table(certified: sc.Run, tmp_path: Path) -> None:
     table = certified.certificates
-    radii = [row.certificate.radius if row.certificate.predict == row.label else 0.0 for row in table]
+    radii = [row.certificate.radius if row.certificate.prediction == row.label else 0.0 for row in table]
     assert len(table) == 12
     assert table.acr == pytest.approx(sum(radii) / 12) == sc.read_certificates(table.path).acr
     assert repr(table) == f"CertificatesFile({table.path}: 12 images, ACR {table.acr:.3f}, one-sided bound)"

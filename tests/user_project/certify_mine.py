@@ -33,7 +33,7 @@ def certify(images: Tensor, labels: Tensor, out: Path) -> float:
     first: sc.Certificate = batch[0]
     part: sc.CertificateBatch = batch[1:][~batch[1:].abstained]
     radius: Tensor = part.to("cpu").radius
-    classes: list[int] = [certificate.predict for certificate in batch if certificate.predict != sc.ABSTAIN]
+    classes: list[int] = [certificate.prediction for certificate in batch if certificate.prediction != sc.ABSTAIN]
     predicted: Tensor = sc.SmoothedClassifier(hugging_face_like, sigma=0.25).predict(images).prediction
     published: nn.Module = sc.load_hub("hf:google/vit-base-patch16-224")
     problems: list[str] = [finding.code for finding in sc.doctor(published, [(images, labels)], sigma=0.25).findings]

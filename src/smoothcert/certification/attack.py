@@ -76,7 +76,7 @@ def noise_key(seed: int, index: int, purpose: Literal["gradient", "votes"], radi
 class Outcome(NamedTuple):
     """The first point with a wrong class that attacks on an image found."""
 
-    predict: int
+    prediction: int
     """The class at the point; that of the image itself if no attack changed it."""
     distance: float
     """From the image: 0 for one that is wrong without attack, infinite for one that no attack changed."""
@@ -255,14 +255,14 @@ def _attack_images(
     for index, label, outcome in zip(indices, labels.tolist(), outcomes, strict=True):
         claim = claims[index].certificate if index in claims else None
         contradiction = claim is not None and (
-            (outcome.distance < claim.radius and outcome.predict != claim.predict)
-            or (claim.radius > 0 and outcome.own_class not in (claim.predict, ABSTAIN))
+            (outcome.distance < claim.radius and outcome.prediction != claim.prediction)
+            or (claim.radius > 0 and outcome.own_class not in (claim.prediction, ABSTAIN))
         )
         rows.append(
             AttackedImage(
                 index=index,
                 label=label,
-                predict=outcome.predict,
+                prediction=outcome.prediction,
                 distance=outcome.distance,
                 certified_radius=None if claim is None else claim.radius,
                 contradiction=contradiction,

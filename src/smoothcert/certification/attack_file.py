@@ -36,16 +36,16 @@ SAME_OR_IN_NEITHER = ("consensus", "denoiser", "cascade")
 class AttackedImage:
     """The first point at which the smoothed classifier returns a class other than the label.
 
-    `predict` is the class there, `distance` its distance from the image, `radius` that of the ball that was searched.
-    Both numbers are 0 for an image that is wrong without attack, and infinite for one that withstood every attack;
-    `predict` is then the class of the image itself, or ABSTAIN. `certified_radius` is what a certificates file claims
-    for the image (None if it has no row); `contradiction`: the point is inside it and has another class, or the image
-    itself has another class than the certified one.
+    `prediction` is the class there, `distance` its distance from the image, `radius` that of the searched ball. Both
+    numbers are 0 for an image that is wrong without attack, and infinite for one that withstood every attack;
+    `prediction` is then the class of the image itself, or ABSTAIN. `certified_radius` is what a certificates file
+    claims for the image (None if it has no row); `contradiction`: the point is inside it and has another class, or the
+    image itself has another class than the certified one.
     """
 
     index: int
     label: int
-    predict: int
+    prediction: int
     distance: float
     certified_radius: float | None
     contradiction: bool
@@ -105,7 +105,7 @@ def contradiction_p_value(file: AttacksFile) -> float | None:
 def format_row(row: AttackedImage) -> str:
     """Return one line of the file with its newline. Floats are written with repr, so that reading returns them."""
     certified = "" if row.certified_radius is None else repr(row.certified_radius)
-    numbers = (row.index, row.label, row.predict, repr(row.distance), certified, int(row.contradiction))
+    numbers = (row.index, row.label, row.prediction, repr(row.distance), certified, int(row.contradiction))
     return "\t".join(map(str, (*numbers, repr(row.radius), round(row.seconds, 6)))) + "\n"
 
 

@@ -57,7 +57,7 @@ class CertifiedImage:
 
     @property
     def correct(self) -> bool:
-        return self.certificate.predict == self.label
+        return self.certificate.prediction == self.label
 
     @property
     def radius_if_correct(self) -> float:
@@ -112,7 +112,7 @@ class CertificatesFile:
                 "to_pandas: expected pandas, got none; install it: pip install 'smoothcert[notebook]'"
             ) from None
         image_fields = ("index", "label", "correct", "seconds")
-        vote_fields = ("predict", "radius", "n0", "n", "count", *(("coin",) if self.is_randomized else ()))
+        vote_fields = ("prediction", "radius", "n0", "n", "count", *(("coin",) if self.is_randomized else ()))
         rows = [
             [*(getattr(row, name) for name in image_fields), *(getattr(row.certificate, name) for name in vote_fields)]
             for row in self.rows
@@ -145,7 +145,7 @@ def format_row(row: CertifiedImage, *, with_coin: bool = False) -> str:
     # Stages of a cascade are separated by bars: first the one that answered, then those before it, in their order.
     votes = "|".join(",".join(f"{k}:{v}" for k, v in stage) for stage in (c.votes, *c.earlier))
     time = timedelta(seconds=round(row.seconds, 6))
-    cells = [row.index, row.label, c.predict, repr(c.radius), int(row.correct), time, c.n0, c.n, c.count, votes]
+    cells = [row.index, row.label, c.prediction, repr(c.radius), int(row.correct), time, c.n0, c.n, c.count, votes]
     if with_coin:
         cells.append("" if c.coin is None else repr(c.coin))
     return "\t".join(str(cell) for cell in cells) + "\n"
@@ -184,7 +184,7 @@ def parse_row(line: str, limits: RowLimits | None = None) -> CertifiedImage:
 
 def _with_votes(claim: Certificate, cells: Sequence[str]) -> Certificate:
     """Return the `claim` with the votes in the further columns. Raise ValueError if these contradict it."""
-    predict, radius = claim.predict, claim.radius
+    predict, radius = claim.prediction, claim.radius
     n0 = _integer(cells[6], "n0", 1)
     n = _integer(cells[7], "n")
     count = _integer(cells[8], "count")

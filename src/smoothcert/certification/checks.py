@@ -111,7 +111,7 @@ class RowLimits:
         classes = self._get("num_classes", math.inf)
         largest = max(
             label,
-            certificate.predict,
+            certificate.prediction,
             *(cls for stage in (certificate.votes, *certificate.earlier) for cls, _ in stage),
         )
         if largest >= classes:
@@ -130,8 +130,8 @@ class RowLimits:
 
     def _check_radius(self, certificate: Certificate) -> None:
         """Raise a ValueError if the votes show another radius; those of a sequential test only bound it from above."""
-        claim = replace(certificate, predict=certificate.chosen)
-        if claim.predict == ABSTAIN or claim.n0 == 0:
+        claim = replace(certificate, prediction=certificate.chosen)
+        if claim.prediction == ABSTAIN or claim.n0 == 0:
             return  # the class that may have been certified is not known, or another tool wrote the row, without votes
         shown = self.radius(claim)
         radius = claim.radius
@@ -139,7 +139,7 @@ class RowLimits:
         given = f"{claim.count} of {claim.n} votes"
         noise = f"at sigma {sigma:g} and alpha {self.settings['alpha']:g}"
         if shown == 0 and not certificate.abstained:
-            raise ValueError(f"the class {claim.predict} is more than {given} can show {noise}")
+            raise ValueError(f"the class {claim.prediction} is more than {given} can show {noise}")
         if radius > shown * (1 + TOLERANCE):
             raise ValueError(f"the radius {radius:g} exceeds {shown:g}, the most that {given} can show {noise}")
         if not self._get("radii", ()) and radius + TOLERANCE * sigma < shown * (1 - TOLERANCE):
@@ -154,7 +154,7 @@ class RowLimits:
         """
         n = self._get("n", None)
         classes = self._get("num_classes", math.inf)
-        largest = max(int(c.max(initial=0)) for c in (columns.label, columns.predict, columns.votes_class))
+        largest = max(int(c.max(initial=0)) for c in (columns.label, columns.prediction, columns.votes_class))
         unusual = any(self._get(key, False) for key in ("cascade", "radii", "radius_loss"))
         gaussian = self._get("noise", "gaussian") == "gaussian"
         plain = gaussian and bound_of(self.settings) == ONE_SIDED and not unusual
@@ -163,7 +163,7 @@ class RowLimits:
         if not self._limited:
             return True
         sigma, alpha = self.settings["sigma"], self.settings["alpha"]
-        count, radius, claims = np.unique([columns.count, columns.radius, columns.predict != ABSTAIN], axis=1)
+        count, radius, claims = np.unique([columns.count, columns.radius, columns.prediction != ABSTAIN], axis=1)
 
         def tail(radius: NDArray[np.float64]) -> NDArray[np.float64]:
             error = special.ndtr(-radius / sigma) - self._slack
@@ -181,7 +181,7 @@ class RowLimits:
         if n == 0:  # no votes show nothing
             return 0.0
         if sigmas := self._get("cascade", ()):
-            return cascade_radius(certificate.predict, count, n, certificate.earlier, sigmas, alpha)
+            return cascade_radius(certificate.prediction, count, n, certificate.earlier, sigmas, alpha)
         noise = NOISES[self._get("noise", "gaussian")](self.settings["sigma"])
         if radii := self._get("radii", ()):
             fixed = noise.radius(error_upper_bound(count, n, alpha) + self._slack)
@@ -192,7 +192,7 @@ class RowLimits:
             held_back = fixed if self._get("hold_back", False) else 0.0
             # A test of several may have claimed at an earlier look, when all votes agreed.
             return float(min(max(*radii, held_back), noise.radius(error_upper_bound(n, n, alpha))))
-        other = largest_other(certificate.votes, certificate.predict)
+        other = largest_other(certificate.votes, certificate.prediction)
         bound = bound_of(self.settings)
         return certified_radius(count, other, n, noise, alpha, bound=bound, coin=certificate.coin, slack=self._slack)
 

@@ -37,7 +37,7 @@ class Columns:
 
     index: Integers
     label: Integers
-    predict: Integers
+    prediction: Integers
     radius: Floats
     n0: Integers
     n: Integers
@@ -54,7 +54,7 @@ class Columns:
     @property
     def correct(self) -> Flags:
         """Whether each image is certified for its label, with any radius; an abstention is not."""
-        correct: Flags = (self.predict == self.label) & (self.predict != ABSTAIN)
+        correct: Flags = (self.prediction == self.label) & (self.prediction != ABSTAIN)
         return correct
 
     @property
@@ -99,8 +99,8 @@ class Columns:
 
         An abstention does not store it: it is the class with the stored count, if there is exactly one.
         """
-        chosen = self.predict.copy()
-        hit = (self.votes_number == self.count[self.votes_row]) & (self.predict[self.votes_row] == ABSTAIN)
+        chosen = self.prediction.copy()
+        hit = (self.votes_number == self.count[self.votes_row]) & (self.prediction[self.votes_row] == ABSTAIN)
         rows, first, fitting = np.unique(self.votes_row[hit], return_index=True, return_counts=True)
         chosen[rows] = np.where(fitting == 1, self.votes_class[hit][first], ABSTAIN)
         return chosen
@@ -108,7 +108,7 @@ class Columns:
     def at(self, positions: Integers) -> "Columns":
         """Some of the rows, by their ascending positions."""
         hit = np.isin(self.votes_row, positions)
-        names = ("index", "label", "predict", "radius", "n0", "n", "count", "spent")
+        names = ("index", "label", "prediction", "radius", "n0", "n", "count", "spent")
         return replace(
             self,
             **{name: getattr(self, name)[positions] for name in names},
@@ -152,11 +152,11 @@ def columns_of(rows: "Sequence[CertifiedImage]") -> Columns:
     """The columns of any rows."""
     if isinstance(rows, ParsedRows):
         return rows.columns
-    cells = [(r.index, r.label, (c := r.certificate).predict, c.n0, c.n, c.count, c.spent) for r in rows]
-    index, label, predict, *numbers = np.array(cells, dtype=np.int64).reshape(-1, 7).T
+    cells = [(r.index, r.label, (c := r.certificate).prediction, c.n0, c.n, c.count, c.spent) for r in rows]
+    index, label, prediction, *numbers = np.array(cells, dtype=np.int64).reshape(-1, 7).T
     radius = np.array([row.certificate.radius for row in rows], dtype=np.float64)
     votes = [(position, *pair) for position, row in enumerate(rows) for pair in row.certificate.votes]
-    return Columns(index, label, predict, radius, *numbers, *np.array(votes, dtype=np.int64).reshape(-1, 3).T)
+    return Columns(index, label, prediction, radius, *numbers, *np.array(votes, dtype=np.int64).reshape(-1, 3).T)
 
 
 @lru_cache(maxsize=1_000)  # images of one batch have the same time
@@ -193,7 +193,7 @@ def parse_columns(lines: Sequence[str], limits: RowLimits) -> Columns | None:
         len(np.unique(c.index)) == len(c),
         _within(c.index, 0, LARGEST_INTEGER),
         _within(c.label, 0, LARGEST_CLASS),
-        _within(c.predict, ABSTAIN, LARGEST_CLASS),
+        _within(c.prediction, ABSTAIN, LARGEST_CLASS),
         _within(c.n0, 1, LARGEST_INTEGER),
         _within(c.n, 0, LARGEST_INTEGER),
         _within(c.votes_class, 0, LARGEST_CLASS),
@@ -201,11 +201,11 @@ def parse_columns(lines: Sequence[str], limits: RowLimits) -> Columns | None:
         _within(seconds, 0, LARGEST_INTEGER),
         _within(c.count, 0, c.n),
         ((c.radius >= 0) & np.isfinite(c.radius)).all(),
-        (correct == (c.predict == c.label)).all(),
+        (correct == (c.prediction == c.label)).all(),
         (np.bincount(rows, c.votes_number, len(c)) == c.n).all(),
         (row_and_class[1:] != row_and_class[:-1]).all(),  # no row names a class twice
-        (c.radius[c.predict == ABSTAIN] == 0).all(),
-        ((c.votes_for(c.predict) == c.count) | (c.predict == ABSTAIN)).all(),
+        (c.radius[c.prediction == ABSTAIN] == 0).all(),
+        ((c.votes_for(c.prediction) == c.count) | (c.prediction == ABSTAIN)).all(),
     )
     return c if all(conditions) and limits.allow(c) else None
 

@@ -70,9 +70,9 @@ def bounded_again(row: CertifiedImage, limits: RowLimits) -> CertifiedImage:
     # The coin that certify would have drawn, unless the file has it.
     drawn = limits.settings["bound"] == RANDOMIZED
     coin = (old.coin or coin_of((limits.settings["seed"], row.index))) if drawn else None
-    claim = replace(old, predict=old.chosen, coin=coin)
+    claim = replace(old, prediction=old.chosen, coin=coin)
     radius = 0.0 if claim.abstained else limits.radius(claim)
-    new = certificate_from_bound(claim.predict, radius, old.n0, old.count, old.votes, coin=coin)
+    new = certificate_from_bound(claim.prediction, radius, old.n0, old.count, old.votes, coin=coin)
     return replace(row, certificate=new)
 
 

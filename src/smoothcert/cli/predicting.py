@@ -143,7 +143,7 @@ def about_radii(smoothed: "SmoothedClassifier", votes: "RuleOptions", device: "t
 
 def row_of(path: Path, certificate: "Certificate", names: Sequence[str] | None) -> dict[str, Any]:
     """Return the result for one image; an image without a proved class has the class None and the radius 0."""
-    number = None if certificate.abstained else certificate.predict
+    number = None if certificate.abstained else certificate.prediction
     name = printable(names[number]) if names is not None and number is not None else None
     votes = {str(c): k for c, k in certificate.votes}
     return {"image": str(path), "class": number, "name": name, "radius": certificate.radius, "votes": votes}

@@ -96,7 +96,7 @@ def kinds_of(columns: Columns) -> dict[str, Integers]:
     def sorted_by(values: Floats, chosen: Flags) -> Integers:
         return np.flatnonzero(chosen)[np.argsort(values[chosen], kind="stable")]
 
-    abstained = columns.predict == ABSTAIN
+    abstained = columns.prediction == ABSTAIN
     return {
         "smallest radius": sorted_by(columns.radius, columns.correct),
         "largest radius": sorted_by(-columns.radius, columns.correct),
@@ -188,7 +188,7 @@ def _outcomes(
         columns = summary.file.columns
         chosen = np.flatnonzero(np.isin(columns.index, indices))
         radii = in_steps(columns.radius[chosen], 1000) / 1000
-        cells = (columns.index[chosen], columns.predict[chosen], columns.correct[chosen], radii)
+        cells = (columns.index[chosen], columns.prediction[chosen], columns.correct[chosen], radii)
         for index, predict, correct, radius in zip(*(column.tolist() for column in cells), strict=True):
             name = None if predict == ABSTAIN else class_name(predict, names)
             outcomes[index].append([number, name, correct, radius])

@@ -259,7 +259,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         acr=columns.acr,
         acr_standard_error=standard_error(np.where(columns.correct, columns.radius, 0.0)),
         accuracy_at={r: columns.certified_accuracy(r) for r in sorted(set(radii))},
-        abstention=int((columns.predict == ABSTAIN).sum()) / len(columns),
+        abstention=int((columns.prediction == ABSTAIN).sum()) / len(columns),
         votes=int(columns.spent.sum()),
         dataset=settings.get("dataset") or None,
         split=settings.get("split") or None,

@@ -22,13 +22,13 @@ Votes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """With probability at least 1 - alpha over the sampling, g(x') = predict for all ||x' - x|| < radius.
+    """With probability at least 1 - alpha over the sampling, g(x') = prediction for all ||x' - x|| < radius.
 
-    `predict` is ABSTAIN and `radius` 0 when nothing could be proved. `count` of the `n` fresh votes went to the class
-    that the first `n0` votes had chosen; `votes` are all n votes.
+    `prediction` is ABSTAIN and `radius` 0 when nothing could be proved. `count` of the `n` fresh votes went to the
+    class that the first `n0` votes had chosen; `votes` are all n votes.
     """
 
-    predict: int
+    prediction: int
     radius: float
     n0: int
     n: int
@@ -46,7 +46,7 @@ class Certificate:
 
     @property
     def abstained(self) -> bool:
-        return self.predict == ABSTAIN
+        return self.prediction == ABSTAIN
 
     @property
     def chosen(self) -> int:
@@ -55,7 +55,7 @@ class Certificate:
         An abstention does not store it: it is the class with the stored count, if there is exactly one.
         """
         if not self.abstained:
-            return self.predict
+            return self.prediction
         fitting = [c for c, number in self.votes if number == self.count]
         return fitting[0] if len(fitting) == 1 else ABSTAIN
 
@@ -134,8 +134,8 @@ def certificate_from_bound(
     coin: float | None = None,
 ) -> Certificate:
     """The certificate of `cls` with `radius`; it abstains if the radius is 0."""
-    predict, radius = (cls, radius) if radius > 0 else (ABSTAIN, 0.0)
-    return Certificate(predict, radius, n0, sum(number for _, number in votes), count, votes, earlier, coin)
+    prediction, radius = (cls, radius) if radius > 0 else (ABSTAIN, 0.0)
+    return Certificate(prediction, radius, n0, sum(number for _, number in votes), count, votes, earlier, coin)
 
 
 def largest_other(votes: Votes, cls: int) -> int:

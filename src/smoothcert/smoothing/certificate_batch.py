@@ -49,7 +49,7 @@ class CertificateBatch(Sequence[Certificate]):
         radius = torch.tensor([record.radius for record in records], dtype=torch.float64, device="cpu")
         return cls(
             tuple(records),
-            torch.tensor([record.predict for record in records], dtype=torch.int64, device=device),
+            torch.tensor([record.prediction for record in records], dtype=torch.int64, device=device),
             (rounded_down(radius) if device.type == "mps" else radius).to(device),  # mps has no float64
             counts.to(device),
             None if labels is None else labels.to(device),
@@ -100,7 +100,7 @@ class CertificateBatch(Sequence[Certificate]):
         shown = []
         for r in self.records[:10]:
             radius = f", radius {radius_text(r.radius)}" if r.n0 else ""  # `predict` draws no n0 votes
-            answer = "abstained" if r.predict == ABSTAIN else f"class {r.predict}{radius}"
+            answer = "abstained" if r.prediction == ABSTAIN else f"class {r.prediction}{radius}"
             coin = "" if r.coin is None else f", randomized bound with coin {r.coin:.3f}"
             shown.append(f"  {answer}, {r.count:,} of {r.n:,} votes{coin}")
         rest = [f"  ... and {len(self) - 10} more"] if len(self) > 10 else []

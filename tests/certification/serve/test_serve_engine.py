@@ -61,7 +61,7 @@ def test_answers_are_those_of_the_library_for_the_same_seeds(radius: float | Non
         scheduler.step()
     finish(scheduler)
     for mine, theirs in zip([j.certificate() for j in jobs], expected, strict=True):
-        assert (mine.predict, mine.n, mine.votes) == (theirs.predict, theirs.n, theirs.votes)
+        assert (mine.prediction, mine.n, mine.votes) == (theirs.prediction, theirs.n, theirs.votes)
         assert mine.radius == pytest.approx(theirs.radius, rel=1e-8)  # the grid is rounded once more in `radii`
     assert len({j.certificate().n for j in jobs}) > 1
 
@@ -162,7 +162,7 @@ def test_images_in_a_pass_count_in_the_queue() -> None:
     finish(scheduler)
     assert refused
     assert set(refused) == {1}
-    assert first.certificate().predict == 1
+    assert first.certificate().prediction == 1
 
 
 def test_image_on_which_the_classifier_fails_costs_no_other_an_answer() -> None:

@@ -23,7 +23,7 @@ def claims(plan: Plan, path: tuple[int, ...], *, peeking: bool = False) -> list[
     for successes, n in zip(path, np.diff(plan.looks, prepend=0).tolist(), strict=True):
         progress.update(np.array([n - successes, successes]))
         certificate = progress.certificate()
-        assert (certificate.predict == ABSTAIN) == (certificate.radius == 0)
+        assert (certificate.prediction == ABSTAIN) == (certificate.radius == 0)
         peek = NOISE.radius(error_upper_bound(certificate.count, certificate.n, ALPHA)) if peeking else 0.0
         radii.append(max(certificate.radius, peek))
     return radii

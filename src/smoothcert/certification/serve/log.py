@@ -97,7 +97,7 @@ def check_answer(row: LoggedAnswer, model: Mapping[str, Any]) -> None:
     if q.rule == "fixed":
         if certificate.n < q.votes:  # it ended before its only look: its votes show nothing
             settings["n"] = None
-            if certificate.predict != ABSTAIN:
+            if certificate.prediction != ABSTAIN:
                 raise ValueError(f"the fixed rule claims a radius after {certificate.n} of {q.votes} votes")
     elif q.radius is not None:
         settings |= {"radii": [q.radius]}

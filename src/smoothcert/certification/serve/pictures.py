@@ -48,7 +48,7 @@ def worst_change(job: Job, model: ServedModel) -> dict[str, Any] | None:
     if certificate.abstained or job.counter.noise.norm != "L2":
         return None
     image = job.image[None]
-    label = torch.tensor([certificate.predict], device=job.image.device)
+    label = torch.tensor([certificate.prediction], device=job.image.device)
     generator = torch.Generator(job.image.device)
     generator.manual_seed(system_seed()[0])
     noise = job.counter.noise.sample((ATTACK_NOISE, *image.shape), generator)

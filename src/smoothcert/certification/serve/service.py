@@ -231,8 +231,8 @@ def state(job: Job, model: ServedModel) -> dict[str, Any]:
     certificate = job.certificate()
     progress = job.progress
     return {
-        "class": None if certificate.abstained else certificate.predict,
-        "name": None if certificate.abstained else model.name_of(certificate.predict),
+        "class": None if certificate.abstained else certificate.prediction,
+        "name": None if certificate.abstained else model.name_of(certificate.prediction),
         "abstained": certificate.abstained,
         "radius": certificate.radius,
         "lower_bound": 0.0 if progress is None else max(0.0, 1 - progress.error_bound),
