@@ -23,6 +23,7 @@ from smoothcert.models import LeNet
 from smoothcert.training import loop as training
 from smoothcert.training.checkpoint import load_run, save_weights
 from smoothcert.training.metrics import METRICS
+from smoothcert.training.status import TrainingStatus
 
 DATA = "npz:digits.npz"
 EPOCHS = 2
@@ -115,7 +116,7 @@ def _same_seconds(metrics: Path) -> None:
 def _make_begun(folder: Path) -> None:
     """A run that was stopped after its first epoch."""
 
-    def stop(status: training.TrainingStatus) -> None:
+    def stop(status: TrainingStatus) -> None:
         if status.epoch == 1:
             raise _Stop
 

@@ -13,9 +13,10 @@ from smoothcert.data import ImageData
 from smoothcert.noise import Gaussian
 from smoothcert.training import loop
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.loop import train
 from smoothcert.training.resume import load_state
 from smoothcert.training.seeds import derived_seed
+from smoothcert.training.status import TrainingStatus
 from smoothcert.training.weight_average import AveragedWeights
 
 

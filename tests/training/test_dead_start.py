@@ -15,8 +15,9 @@ from smoothcert.data import ImageData
 from smoothcert.training import loop
 from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.dead_start import constant_output, no_better_than_majority, restart_if_dead
-from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.loop import train
 from smoothcert.training.resume import load_state
+from smoothcert.training.status import TrainingStatus
 
 
 class Constant(nn.Module):

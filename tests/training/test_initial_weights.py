@@ -18,8 +18,9 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.models import Normalize
 from smoothcert.training.checkpoint import tensors_digest
 from smoothcert.training.initial_weights import load_initial_weights, start_notes
-from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.loop import train
 from smoothcert.training.resume import load_state, refuse_other_origin
+from smoothcert.training.status import TrainingStatus
 
 STILL = {"epochs": 1, "learning_rate": 1e-30, "learning_rate_drops": ()}
 """A rate at which float32 weights do not move: the model that is saved has the initial weights."""

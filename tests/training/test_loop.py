@@ -34,11 +34,12 @@ from smoothcert.objectives import (
 from smoothcert.training import resume as resume_module
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.divergence import stop_if_loss_diverged, stop_if_weights_diverged
-from smoothcert.training.loop import TrainingStatus, fill_progress, learning_rate, train
+from smoothcert.training.loop import fill_progress, learning_rate, train
 from smoothcert.training.meter import Meter
 from smoothcert.training.resume import load_state
 from smoothcert.training.run_folder import MODEL
 from smoothcert.training.seeds import derived_seed
+from smoothcert.training.status import TrainingStatus
 from smoothcert.training.step import training_step
 
 

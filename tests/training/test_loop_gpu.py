@@ -34,9 +34,10 @@ from smoothcert.papers.reproduce import estimate
 from smoothcert.training import evaluate
 from smoothcert.training.checkpoint import InputSpec, load_run
 from smoothcert.training.denoiser import denoiser_recipe
-from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.loop import train
 from smoothcert.training.metrics import METRICS
 from smoothcert.training.several_runs import train_together
+from smoothcert.training.status import TrainingStatus
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -20,11 +20,12 @@ from smoothcert.data import ImageData, Normalization
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training import loop
 from smoothcert.training.checkpoint import InputSpec, load_run, tensors_digest
-from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.loop import train
 from smoothcert.training.metrics import METRICS, compress_metrics
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import State, load_state, save_state
 from smoothcert.training.run_folder import MODEL, RECIPE, STATE
+from smoothcert.training.status import TrainingStatus
 
 ROOT = Path(__file__).parents[2]
 

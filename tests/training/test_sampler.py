@@ -22,13 +22,14 @@ from smoothcert.objectives import OBJECTIVES
 from smoothcert.training import evaluate, loop, sampler
 from smoothcert.training.dead_start import DEAD_EPOCHS
 from smoothcert.training.evaluate import correct_votes
-from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.loop import train
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import load_state
 from smoothcert.training.run_folder import STATE
 from smoothcert.training.sampler import RadiusWeightedSampler, UniformSampler, radius_weights
 from smoothcert.training.sampler_settings import RadiusWeighted
 from smoothcert.training.seeds import derived_seed
+from smoothcert.training.status import TrainingStatus
 
 START, EVERY, DISCARD_VOTES, VOTES = 3, 2, 10, 8
 

@@ -11,8 +11,9 @@ from smoothcert.data import ImageData
 from smoothcert.errors import RequestError
 from smoothcert.models import MODELS, ModelSpec
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.loop import train
 from smoothcert.training.several_runs import STEPS_AHEAD, Pace, train_together
+from smoothcert.training.status import TrainingStatus
 
 
 def test_runs_side_by_side_equal_runs_alone(tmp_path: Path, tiny_data: ImageData) -> None:

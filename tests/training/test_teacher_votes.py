@@ -20,10 +20,11 @@ from smoothcert.objectives import CatRs, LossTerms, Objective
 from smoothcert.smoothing.votes import VoteCounter
 from smoothcert.training import teacher_votes
 from smoothcert.training.checkpoint import load_run, read_model_file
-from smoothcert.training.loop import TrainingStatus, train
+from smoothcert.training.loop import train
 from smoothcert.training.recipe import TrainRecipe, with_overrides
 from smoothcert.training.run_folder import MODEL
 from smoothcert.training.several_runs import train_together
+from smoothcert.training.status import TeacherVotesStatus, TrainingStatus
 
 VOTES = 40
 
@@ -117,12 +118,14 @@ def test_every_image_has_its_own_noise(
     images: ImageData, trained: Path, monkeypatch: pytest.MonkeyPatch, noise: str
 ) -> None:
     """Copies of one image in several groups: their votes are those of the library for (seed, position in the data)."""
-    monkeypatch.setattr(teacher_votes, "IMAGES_AT_ONCE", 3)
+    monkeypatch.setattr(teacher_votes, "default_batch_size", lambda device, shape: 90)  # three images at once
     model = load_run(files_of_teacher(trained)[0])
     model = replace(model, recipe=model.recipe.model_copy(update={"noise": noise}))
     copies = images.subset(torch.full((8,), 5))
     assert isinstance(model.recipe, TrainRecipe)
-    votes = teacher_votes.count_votes(model.model, model.recipe, copies, 30, torch.device("cpu"))
+    parts = list(teacher_votes.count_votes(model.model, model.recipe, copies, 30, torch.device("cpu")))
+    assert [len(part) for part in parts] == [3, 3, 2]
+    votes = torch.cat(parts)
     batch, _ = copies.batch(torch.arange(8))
     counter = VoteCounter(model.model, NOISES[noise](0.25), 10)
     alone = [counter.count(batch[:1], [(model.recipe.seed, i)], "estimate", 30)[0].tolist() for i in range(8)]
@@ -154,6 +157,40 @@ def test_a_finished_teacher_only_casts_other_votes(images: ImageData, trained: P
     folder, notes = Path(shutil.copytree(trained, tmp_path / "copy")), list[str]()
     train(recipe(epochs=1, teacher_votes=7), images, folder / "more", device="cpu", on_note=notes.append)
     assert notes[0].startswith(f"{folder / 'more'}: first, its teacher casts 7 votes for each of 192 images, in ")
+
+
+def test_interrupted_votes_are_continued(
+    images: ImageData, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The progress counts all images; the second run counts those after the first save, and the file is the same."""
+    for name in ("REPORT_SECONDS", "SAVE_SECONDS"):
+        monkeypatch.setattr(teacher_votes, name, -1.0)
+    monkeypatch.setattr(teacher_votes, "default_batch_size", lambda device, shape: 80 * VOTES)
+    shutil.copytree(trained, tmp_path / "copy")
+    home, votes = files_of_teacher(tmp_path / "copy")
+    whole = votes.read_bytes()
+    votes.unlink()
+    seen: list[TrainingStatus] = []
+
+    def interrupt(status: TrainingStatus) -> None:
+        seen.append(status)
+        if status.done == 160:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "copy/later"
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe(), images, folder, device="cpu", on_progress=interrupt)
+    assert [(status.done, status.total) for status in seen] == [(80, 192), (160, 192)]
+    assert str(seen[0]).startswith("votes of the teacher 80/192 images ")
+    assert not votes.exists()
+
+    seen.clear()
+    train(recipe(), images, folder, device="cpu", resume=True, on_progress=seen.append)
+    voted = [status.done for status in seen if isinstance(status, TeacherVotesStatus)]
+    assert voted == [160, 192], "the first 80 were saved"
+    assert votes.read_bytes() == whole
+    assert sorted(path.name for path in home.glob("votes*")) == [votes.name]
+    assert digest(folder) == digest(trained / "run")
 
 
 def test_damaged_votes_are_counted_again(trained: Path, images: ImageData, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from smoothcert.models import MODELS, is_code
 from smoothcert.training.augmentation import augmentation_note, lacks_augmentation
 from smoothcert.training.checkpoint import Run, code_warning, in_order_of_run, load_run
 from smoothcert.training.choices import Compiling, Tracker
-from smoothcert.training.loop import TrainingStatus
 from smoothcert.training.loop import train as train_into
 from smoothcert.training.recipe import TrainRecipe
+from smoothcert.training.status import TrainingStatus
 from smoothcert.training.tracking import tracker
 
 

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch import Tensor
 from smoothcert.data import Images
 from smoothcert.distributed import TRAINING_SECONDS, Team, enough_memory, find_device, team
 from smoothcert.errors import WorkError
-from smoothcert.io.text import duration, rate
 from smoothcert.objectives import Progress
 from smoothcert.objectives.base import warm_up
 from smoothcert.training.checkpoint import save_weights
@@ -35,6 +33,7 @@ from smoothcert.training.resume import save_state
 from smoothcert.training.run_in_progress import Options, RunInProgress
 from smoothcert.training.seeds import Purpose, derived_seed
 from smoothcert.training.setup import set_up
+from smoothcert.training.status import TrainingStatus
 from smoothcert.training.step import take_step
 from smoothcert.training.teacher_votes import teacher_shares
 
@@ -46,36 +45,6 @@ SAVE_SECONDS = 60.0
 TOO_LITTLE_MEMORY = (
     "expected the memory for a training step, got too little of it; choose a smaller batch_size or objective.num_noise"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingStatus:
-    """The progress of training; loss and accuracy are means over the current epoch."""
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float
-    noisy_accuracy: float | None
-    """None for a denoiser that is trained without a classifier."""
-    images_per_second: float
-    seconds_left: float
-
-    @property
-    def done(self) -> int:
-        """Steps of all epochs."""
-        return self.epoch * self.steps + self.step
-
-    @property
-    def total(self) -> int:
-        return self.epochs * self.steps
-
-    def __str__(self) -> str:
-        accuracy = "" if self.noisy_accuracy is None else f"noisy acc {self.noisy_accuracy:.1%} "
-        now = f"epoch {self.epoch + 1}/{self.epochs} loss {self.loss:.3f} {accuracy}"
-        # The speed is last: a narrow terminal cuts the end.
-        return f"{now}{duration(self.seconds_left)} left {rate(self.images_per_second)} img/s"
 
 
 def train(recipe: TrainRecipe, data: Images, folder: Path, **options: Any) -> None:

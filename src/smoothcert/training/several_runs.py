@@ -14,10 +14,11 @@ from smoothcert.data import Images
 from smoothcert.distributed import TRAINING_SECONDS, find_device, out_of_memory, team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.training.device import new_stream, training_device
-from smoothcert.training.loop import TOO_LITTLE_MEMORY, TrainingStatus, training_steps
+from smoothcert.training.loop import TOO_LITTLE_MEMORY, training_steps
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.run_in_progress import Options
+from smoothcert.training.status import TrainingStatus
 
 STEPS_AHEAD = 8
 """Steps of a run that may wait on the GPU: enough to keep it busy, few enough that the other runs need not wait."""

@@ -1,11 +1,14 @@
 """The teacher in a recipe (CAT-RS): a network that is trained first, and whose votes for each image the loss uses.
 
 Teacher and votes are in a folder next to the run, `teacher-<digest>`, named after the teacher's recipe and the data:
-runs with the same teacher, for instance with other noise levels, share it.
+runs with the same teacher, for instance with other noise levels, share it. Votes that an interrupted run has counted
+are kept, and the next one counts the rest.
 """
 
 import hashlib
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -24,11 +27,14 @@ from smoothcert.smoothing.votes import VoteCounter, default_batch_size
 from smoothcert.training.checkpoint import DAMAGE, load_run, read_model_file, tensors_digest, write_tensors
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import MODEL, RECIPE
+from smoothcert.training.status import TeacherVotesStatus
 
 if TYPE_CHECKING:
     from smoothcert.training.run_in_progress import RunInProgress
 
-IMAGES_AT_ONCE = 500
+REPORT_SECONDS = 0.5
+SAVE_SECONDS = 30.0
+"""Between two saves of the votes that have been counted."""
 
 
 def teacher_shares(
@@ -65,8 +71,7 @@ def teacher_shares(
     }
     votes = read_votes(path, about)
     if votes is None:
-        votes = count_votes(trained.model, teacher, run.data, recipe.teacher_votes, run.device)
-        write_tensors(path, {"votes": votes}, {**about, "sha256": tensors_digest({"votes": votes})})
+        votes = cast_votes(run, trained.model, teacher, path, about)
     provenance = {"folder": home.name, "votes_sha256": tensors_digest({"votes": votes})}
     return votes.to(torch.float32) / recipe.teacher_votes, provenance
 
@@ -91,18 +96,68 @@ def teacher_folder(teacher: TrainRecipe, digest: str, folder: Path) -> Path:
     return folder.resolve().parent / f"teacher-{identity[:12]}"
 
 
-def count_votes(model: nn.Module, recipe: TrainRecipe, data: Images, votes: int, device: torch.device) -> Tensor:
-    """Return the votes int32 [images, classes] of a teacher, trained by `recipe`, without augmentation."""
+def cast_votes(
+    run: "RunInProgress", model: nn.Module, teacher: TrainRecipe, path: Path, about: Mapping[str, Any]
+) -> Tensor:
+    """Return the votes int32 [images, classes] of `teacher` for the images of `run`, and write them to `path`."""
+    unfinished = path.with_suffix(".unfinished")
+    before = read_votes(unfinished, about)
+    parts = [] if before is None else [before]
+    first = done = sum(map(len, parts))
+    started = saved = reported = time.perf_counter()
+    for part in count_votes(model, teacher, run.data, run.recipe.teacher_votes, run.device, first):
+        parts.append(part)
+        done += len(part)
+        now = time.perf_counter()
+        if run.group.leads and (now - reported > REPORT_SECONDS or done == len(run.data)):
+            run.options.on_progress(_status(run, done, (done - first) / max(now - started, 1e-9)))
+            reported = time.perf_counter()
+        if run.group.leads and now - saved > SAVE_SECONDS and done < len(run.data):
+            write_votes(unfinished, torch.cat(parts), about)
+            saved = time.perf_counter()
+    votes = torch.cat(parts)
+    write_votes(path, votes, about)
+    unfinished.unlink(missing_ok=True)
+    return votes
+
+
+def _status(run: "RunInProgress", done: int, speed: float) -> TeacherVotesStatus:
+    return TeacherVotesStatus(
+        epoch=0,
+        epochs=run.recipe.epochs,
+        step=0,
+        steps=run.steps,
+        loss=math.nan,
+        noisy_accuracy=None,
+        images_per_second=speed,
+        seconds_left=(len(run.data) - done) / speed,
+        images=done,
+        all_images=len(run.data),
+    )
+
+
+def count_votes(
+    model: nn.Module, recipe: TrainRecipe, data: Images, votes: int, device: torch.device, first: int = 0
+) -> Iterator[Tensor]:
+    """Yield the votes int32 [some, classes] of a teacher, trained by `recipe`, for the images from `first` on.
+
+    Images are not augmented. Their noise depends on the seed of the recipe and their position in `data` alone.
+    """
     noise = NOISES[recipe.noise](recipe.sigma)
     size = default_batch_size(device, data.shape)
     network, dtype = with_kernels(model.to(device), resolve_precision(recipe.precision, device), device)
     counter = VoteCounter(network, noise, data.num_classes, size, dtype)
-    counts = []
-    for indices in torch.split(torch.arange(len(data), device="cpu"), IMAGES_AT_ONCE):
+    for indices in torch.split(torch.arange(first, len(data), device="cpu"), max(1, size // votes)):
+        if len(indices) == 0:  # torch.split of no images is one part
+            return
         images, _ = data.batch(indices)
         seeds = [(recipe.seed, index) for index in indices.tolist()]
-        counts.append(torch.from_numpy(counter.count(images.to(device), seeds, "estimate", votes)))
-    return torch.cat(counts).to(torch.int32)
+        counts = counter.count(images.to(device), seeds, "estimate", votes)
+        yield torch.from_numpy(counts).to(torch.int32)
+
+
+def write_votes(path: Path, votes: Tensor, about: Mapping[str, Any]) -> None:
+    write_tensors(path, {"votes": votes}, {**about, "sha256": tensors_digest({"votes": votes})})
 
 
 def read_votes(path: Path, about: Mapping[str, Any]) -> Tensor | None:

@@ -18,9 +18,9 @@ from smoothcert.papers.processes import Failures, call_in_processes, reason_of
 from smoothcert.papers.reproduce.run_state import Resources, RunState
 from smoothcert.report.progress import print_data_notes, status_bar, train_with_bar
 from smoothcert.training.checkpoint import load_run
-from smoothcert.training.loop import TrainingStatus
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.several_runs import train_together
+from smoothcert.training.status import TrainingStatus
 
 
 def finish_runs(planned: Sequence[RunState], resources: Resources, console: PlainConsole) -> Failures:
