@@ -129,7 +129,7 @@ def test_results_have_all_rows_in_the_published_order(table: str, tmp_path: Path
         ("cifar10-n10000", 33),
         ("cifar10-architectures", 3),
         ("mnist-ablations", 31),
-        ("beyond", 16),
+        ("beyond", 17),
     ],
 )
 def test_each_result_has_its_recipe_and_provenance(name: str, runs: int) -> None:
@@ -372,6 +372,22 @@ def test_tables_of_settings_equal_the_reports(report: str, title: str, names: di
     assert shown == differences
 
 
+def test_table_of_600_epochs_equals_the_reports() -> None:
+    expected = []
+    for sigma in ("1.0", "0.5"):
+        with (RESULTS / f"beyond/report-600-epochs-{sigma}/report.csv").open(encoding="utf-8") as file:
+            fewer, more = csv.DictReader(file)
+        assert [(row["epochs"], row["images"], row["n"]) for row in (fewer, more)] == [
+            ("300", "10000", "100000"),
+            ("600", "10000", "100000"),
+        ]
+        values = [float(more[f"acr_minus_reference{name}"]) for name in ("", "_standard_error")]
+        difference = "{:+.4f} ({:.4f})".format(*values).replace("-", "−")
+        acrs = " | ".join(f"{float(row['acr']):.4f}" for row in (fewer, more))
+        expected.append(f"| σ = {sigma} | {acrs} | {difference} |")
+    assert table_from(RESULTS / "beyond/README.md", "| ACR | 300 epochs")[2:] == expected
+
+
 def test_table_of_ablations_equals_the_results(tmp_path: Path) -> None:
     expected = []
     for table, runs in ABLATIONS.items():
@@ -442,6 +458,7 @@ DISTILLED_1, DISTILLED_HALF = (
 SMOOTHMIX_1, SMOOTHMIX_HALF = "mnist/smoothmix-eta5-one-step-adversary-1.0", "mnist/smoothmix-eta5-0.5"
 ROWS_1 = {
     "`mnist/best`": "beyond/mnist-best-1.0",
+    "`mnist/best`, 600 epochs": "beyond/mnist-best-600-epochs-1.0",
     "SmoothMix (η = 5) + one-step adversary": SMOOTHMIX_1,
     "SmoothMix (η = 5)": "mnist/smoothmix-eta5-1.0",
     "SmoothAdv + Consistency": "mnist/smoothadv-consistency-lambda1-1.0",
@@ -502,6 +519,7 @@ def counted_radii(run: str, skip: int) -> dict[int, float]:
 
 PUBLISHED_NETWORKS = {
     ("`mnist/best`", "mnist-best"): (("CAT-RS", "mnist-catrs"),),
+    ("`mnist/best`, 600 epochs", "mnist-best-600-epochs"): (("CAT-RS", "mnist-catrs"),),
     ("three seeds of `mnist/best`", "ensemble"): (("CAT-RS", "mnist-catrs"),),
     ("distilled", "cifar10-distilled"): (("Sun et al.", "cifar10-sun2024"), ("CAT-RS", "cifar10-catrs")),
     ("`cifar10/best`", "cifar10-sun2024"): (("Sun et al.", "cifar10-sun2024"), ("CAT-RS", "cifar10-catrs")),
@@ -552,6 +570,8 @@ def test_differences_from_published_networks_equal_the_certificates() -> None:
     expected = []
     for (title, run), others in PUBLISHED_NETWORKS.items():
         for sigma in (0.5, 1.0):
+            if not (RESULTS / f"beyond/{run}-{sigma}").exists():
+                continue
             for other, name in others:
                 published = published_radii(f"{name}-{sigma}")
                 assert list(published) == list(range(0, 10_000, 5))
