@@ -26,7 +26,8 @@ from smoothcert.io.text import (
     radius_text,
     rate,
 )
-from smoothcert.report.progress import counting_bar, status_bar
+from smoothcert.report import progress
+from smoothcert.report.progress import counting_bar, status_bar, status_bars
 
 
 @pytest.mark.parametrize(
@@ -153,6 +154,24 @@ def test_slow_work_has_a_speed(capsys: pytest.CaptureFixture[str]) -> None:
         show(status)
     assert "1/2 ACR 0.500 5 min 12 s left 0.00321 img/s 0.642 votes/s" in " ".join(capsys.readouterr().out.split())
     assert [rate(x) for x in (41.77, 99.96, 2053.4)] == ["41.8", "100", "2,053"]
+
+
+@pytest.mark.parametrize(("terminal", "pause", "lines"), [(False, -1.0, 2), (False, 1000.0, 0), (True, -1.0, 0)])
+def test_log_file_gets_a_line_of_progress_per_minute(
+    terminal: bool, pause: float, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Elsewhere the bar is drawn again and again; its last state is printed in any case."""
+    monkeypatch.setenv("FORCE_COLOR" if terminal else "NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(progress, "LINE_SECONDS", pause)
+    with status_bars(PlainConsole()) as show:
+        for done in (1, 2):
+            show("run\x1b", CertificationStatus(done, 2, 0.5, 0.1, 10.0, 200))
+    out = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(r"run\x1b: ") for line in out) == lines
+    if lines:
+        assert out[0] == r"run\x1b: 1/2 ACR 0.500 10 s left 0.1 img/s 10 votes/s"
+    assert any("2/2 ACR 0.500" in line for line in out[lines:])
 
 
 def test_error_line_is_short_and_never_empty() -> None:

@@ -1,5 +1,6 @@
-"""Progress bars of training, certification, attacks and analyses, and notes above them."""
+"""Progress bars of training, certification, attacks and analyses, and notes above them; lines in a log file."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,10 @@ from smoothcert.io.references import same_reference
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
     from smoothcert.data import Images
     from smoothcert.training.recipe import TrainRecipe
+
+
+LINE_SECONDS = 60.0
+"""Between two lines about one piece of work, where the output is no terminal, such as the log file of a cluster."""
 
 
 @contextmanager
@@ -58,16 +63,24 @@ class Status(Protocol):
 
 
 class StatusBar:
-    """Shows each status that it is called with."""
+    """Shows each status that it is called with; without a terminal, it prints one per minute."""
 
     def __init__(self, bar: Progress, console: PlainConsole, name: str) -> None:
         self._bar = bar
+        self._console = console
+        self._name = name
         self._task = bar.add_task(name, total=None, now="")
+        self._last_line = time.monotonic()
         self.note, self.warn = console.note, console.warn
         """Print above the bar."""
 
     def __call__(self, status: Status) -> None:
         self._bar.update(self._task, total=status.total, completed=status.done, now=str(status))
+        redrawn = self._console.is_terminal or self._console.is_jupyter
+        now = time.monotonic()
+        if not redrawn and leads() and now - self._last_line >= LINE_SECONDS:
+            self._console.print(f"{self._name}: {status}")
+            self._last_line = now
 
 
 @contextmanager
@@ -76,6 +89,20 @@ def status_bar(name: str, quiet: bool = False) -> Iterator[StatusBar]:
     console = PlainConsole(quiet=quiet)
     with _bar(console) as bar:
         yield StatusBar(bar, console, name)
+
+
+@contextmanager
+def status_bars(console: PlainConsole) -> Iterator[Callable[[str, Status], None]]:
+    """One bar per name, to call with a name and a status; a bar appears with its first status."""
+    bars: dict[str, StatusBar] = {}
+
+    def show(name: str, status: Status) -> None:
+        if name not in bars:
+            bars[name] = StatusBar(bar, console, name)
+        bars[name](status)
+
+    with _bar(console) as bar:
+        yield show
 
 
 def train_with_bar(recipe: "TrainRecipe", data: "Images", folder: Path, **options: Any) -> None:

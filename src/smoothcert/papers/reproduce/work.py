@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.progress import Progress
 
 from smoothcert.certification.certify_dataset import certify_dataset
 from smoothcert.data import UNSPLIT, Split
@@ -16,7 +15,7 @@ from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole
 from smoothcert.papers.processes import Failures, call_in_processes, reason_of
 from smoothcert.papers.reproduce.run_state import Resources, RunState
-from smoothcert.report.progress import print_data_notes, status_bar, train_with_bar
+from smoothcert.report.progress import print_data_notes, status_bar, status_bars, train_with_bar
 from smoothcert.training.checkpoint import load_run
 from smoothcert.training.run_folder import RECIPE
 from smoothcert.training.several_runs import train_together
@@ -67,13 +66,14 @@ def train_runs(planned: Sequence[RunState], resources: Resources, console: Plain
     failed = in_turn(planned, lambda run: resources.load(run.known_recipe, "train"))
     readable = [(run.known_recipe, run.folder) for run in planned if run.folder not in failed]
     runs = [(recipe, resources.load(recipe, "train"), folder) for recipe, folder in readable]
-    with Progress(console=console) as bar:
-        tasks = {run.folder: bar.add_task(f"train {run.folder.name}", total=None, visible=False) for run in planned}
+    with status_bars(console) as show:
 
-        def show(folder: Path, status: TrainingStatus) -> None:
-            bar.update(tasks[folder], completed=status.done, total=status.total, visible=True)
+        def show_run(folder: Path, status: TrainingStatus) -> None:
+            show(f"train {folder.name}", status)
 
-        failures = train_together(runs, resources.jobs, device=resources.device, on_progress=show, on_note=console.note)
+        failures = train_together(
+            runs, resources.jobs, device=resources.device, on_progress=show_run, on_note=console.note
+        )
     return failed | {folder: reason_of(error) for folder, error in failures.items()}
 
 
