@@ -23,8 +23,8 @@ class Cascade:
     """G(x) = the answer of the first of `stages` that gives a class more than half of its probability.
 
     `stages` are smoothed classifiers with Gaussian noise of decreasing sigma, for the same inputs and classes. For a
-    run or an ensemble of runs, its `smoothed()` is used. A large sigma certifies large radii where it is sure; a small one
-    answers the rest. `smoothing.cascade` states the rule and proves its guarantee.
+    run or an ensemble of runs, its `smoothed()` is used. A large sigma certifies large radii where it is sure; a small
+    one answers the rest. `smoothing.cascade` states the rule and proves its guarantee.
     """
 
     def __init__(self, stages: Iterable[Stage]) -> None:
