@@ -23,7 +23,7 @@ class Ensemble(nn.Module):
     f(z) of the ensemble, depends on the input z alone, with or without consensus. All members of a vote see one noise
     draw, so the votes for an image x are f(x + noise_1), ..., f(x + noise_n) with independent noise: n independent
     draws of one random class. The confidence bounds and the radius of smoothing assume nothing else about f. An
-    ensemble with consensus is a different f from the one without, and a certificate of one says nothing about the other.
+    ensemble with consensus is another f than the one without, and a certificate of one says nothing about the other.
 
     Inputs with disagreements are padded to parts of a fixed size: the number of inputs in a forward pass changes the
     rounding of some kernels, and the class of an input must not depend on the other inputs of its batch.
