@@ -260,7 +260,7 @@ def test_runs_that_shared_a_device_say_so(run: Path) -> None:
     (cost,) = training_costs([run])
     assert cost.runs_at_once == 18
     assert columns_of([cost])["total"] == ["14 s, 18 at once"]
-    assert "times and memory are those of all" in cost_markdown([cost])
+    assert "times and memory are for all of them together" in cost_markdown([cost])
     assert "at once" not in cost_markdown([cost_of(3.0)])
 
 

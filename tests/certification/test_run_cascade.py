@@ -145,9 +145,9 @@ def test_other_rules_and_runs_that_do_not_fit_are_refused(
     assert len(Cascade(stage for stage in cascade.sources).stages) == len(cascade.stages)
     with pytest.raises(RequestError, match="stages: expected at least 2 smoothed classifiers, got 1"):
         Cascade(cascade.stages[0])  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match=r"expected falling sigmas, got 0\.25, 0\.5"):
+    with pytest.raises(RequestError, match=r"expected decreasing sigmas, got 0\.25, 0\.5"):
         of(folders[:0:-1])
-    with pytest.raises(RequestError, match=r"expected falling sigmas, got 0\.5, 0\.5"):
+    with pytest.raises(RequestError, match=r"expected decreasing sigmas, got 0\.5, 0\.5"):
         Cascade([load(folders[1]).smoothed(), load(folders[1]).smoothed()])
     with pytest.raises(RequestError, match="cascade: expected different runs"):
         of([*folders, folders[0]])
@@ -185,7 +185,7 @@ def test_command_line_refuses_requests_that_are_unclear(run_cli: Cli, trained_ru
         (["--cascade", "--ensemble", *folders], "give --ensemble or --cascade, not both"),
         (["--cascade", *folders, "--consensus", 2], "--consensus: expected none without --ensemble"),
         (["--cascade", *folders, "--sigma", 0.5], "--sigma: expected none with --cascade"),
-        (["--cascade", *folders[::-1]], "expected falling sigmas, got 0.25, 0.5, 1; give the largest sigma first"),
+        (["--cascade", *folders[::-1]], "expected decreasing sigmas, got 0.25, 0.5, 1; give the largest sigma first"),
         (["--cascade", folders[1], trained_run], "cascade: expected runs of at least two sigmas, got 0.5 only"),
         (["--cascade", *folders, "--sound"], "got sound; leave it out"),
     ):

@@ -202,7 +202,7 @@ def test_stages_that_do_not_fit_are_refused() -> None:
     for stages, message in (
         ([wide], "at least 2 smoothed classifiers, got 1"),
         ([wide, half_space], r"or runs, got function; use SmoothedClassifier\(model, sigma=S\)"),
-        ([narrow, wide], "expected falling sigmas, got 0.5, 1;"),
+        ([narrow, wide], "expected decreasing sigmas, got 0.5, 1;"),
         ([wide, laplace], "expected gaussian noise, got laplace"),
     ):
         with pytest.raises(RequestError, match=message):

@@ -236,7 +236,7 @@ def test_two_sided_is_for_many_classes() -> None:
     assert two.votes == one.votes
     assert one.radius == pytest.approx(0.524 * SIGMA, abs=0.03)
     assert two.radius == pytest.approx((0.524 + 1.036) / 2 * SIGMA, abs=0.03)
-    with pytest.raises(RequestError, match="two-sided is known for gaussian noise"):
+    with pytest.raises(RequestError, match="two-sided works with gaussian noise only"):
         Rule(n0=10, n=100, alpha=0.1, bound="two-sided").certify(counter(Laplace(SIGMA)), image, [(1, 0)], [0])
 
 

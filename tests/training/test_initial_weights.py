@@ -252,7 +252,7 @@ def test_averaged_weights_in_a_checkpoint_are_reported_and_can_be_chosen(tmp_pat
         torch.save({key: plain.state_dict(), other: weights, "means": {"x": torch.ones(2)}}, path)
         notes: list[str] = []
         source = load_initial_weights(loaded, path, "mine", notes.append)
-        assert notes == [f"weights: those of {key}; {path.name}:{other} gives those of {other}"]
+        assert notes == [f"weights: read from {key}; {path.name}:{other} reads {other} instead"]
         assert torch.equal(loaded.weight, plain.weight)
         chosen = load_initial_weights(loaded, Path(f"{path}:{other}"), "mine", notes.append)
         assert len(notes) == 1, "who chose the weights knows which they are"

@@ -356,7 +356,7 @@ def test_more_epochs_of_a_cosine_schedule_are_reported(tmp_path: Path, tiny_data
     longer.save(run / RECIPE)
     for _ in range(2):
         train(longer, tiny_data, run, resume=True, device="cpu", on_note=notes.append)
-    assert notes[0].startswith(f"{run}: the learning rates of its epochs 0 to 0 are those of a cosine schedule over 1 ")
+    assert notes[0].startswith(f"{run}: epochs 0 to 0 had the learning rates of a cosine schedule over 1 ")
     assert [note for note in notes if "cosine schedule" in note] == notes[:1]
 
 

@@ -242,7 +242,7 @@ def notes_on(costs: Sequence[Cost]) -> list[str]:
     """What words in the table and the figure mean, as far as they occur."""
     notes = {
         "About: the recorded epochs, and the median for each of the others.": not all(c.done for c in costs),
-        "At once: this many runs shared the device; their times and memory are those of all.": any(
+        "At once: this many runs shared the device; their times and memory are for all of them together.": any(
             c.runs_at_once > 1 for c in costs
         ),
         "Published: consistency/table3, ResNet-110 on CIFAR-10 at σ = 0.5, on the paper's hardware.": any(

@@ -124,8 +124,8 @@ def doctor(
 ) -> Diagnosis:
     """Examine a classifier before it is certified: its accuracy by noise level, and findings in plain words.
 
-    `model` and `data` are those of `certify_dataset`, except a cascade, or any loader of batches (images, labels), also
-    of images outside [0, 1], which is a finding. `sigma` is the noise level of interest, by default that of a run, else
+    `model` and `data` are as in `certify_dataset`, without cascades. `data` may also be any loader of batches (images,
+    labels); images outside [0, 1] are a finding. `sigma` is the noise level of interest, by default that of a run, else
     0.25. `images` of the data are used, spread evenly where possible. Noise is of the kind of a run, else Gaussian, and
     depends on `seed` alone.
     """

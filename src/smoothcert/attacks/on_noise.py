@@ -36,7 +36,7 @@ def noise_ball_step(
 def noise_ball_attack(
     classifier: Classifier, images: Tensor, targets: Tensor, noise: Tensor, *, steps: int, epsilon: float
 ) -> Tensor:
-    """Move each of the noises [num_noise, batch, ...] along the gradient of KL(target || F(x + delta)).
+    """Move each noise sample of [num_noise, batch, ...] along the gradient of KL(target || F(x + delta)).
 
     A step has the length 2 epsilon / steps. It is projected on the ball of radius `epsilon` around the first noise,
     whose mean and root mean square over the pixels are then restored by `with_moments_of`. targets [batch, classes].
@@ -73,7 +73,7 @@ def sphere_step(
 def sphere_attack(
     classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, *, steps: int, step_size: float | Tensor
 ) -> Tensor:
-    """Move each of the noises [num_noise, batch, ...] along the gradient of CE(z(x + delta), y); norms are kept.
+    """Move each noise sample of [num_noise, batch, ...] along the gradient of CE(z(x + delta), y); norms are kept.
 
     In each step, a noise with which the image is misclassified stays as it is. The others move by `step_size` along
     their unit gradient and are rescaled to their first norm.

@@ -24,7 +24,7 @@ class AttackRecipe(Recipe):
     sigma: float = Field(gt=0, le=LARGEST_SIGMA, description="standard deviation of the noise")
     radii: tuple[float, ...] = Field(description="L2 norms of the attacks, rising")
     steps: int = Field(20, ge=1, le=10**6, description="gradient steps of an attack")
-    num_noise: int = Field(32, ge=1, description="noises that the gradient is averaged over")
+    num_noise: int = Field(32, ge=1, description="noise samples that the gradient is averaged over")
     n: int = Field(1000, ge=1, le=MOST_VOTES, description="fresh votes that decide whether an attack succeeded")
     alpha: float = Field(
         0.001, ge=SMALLEST_ALPHA, lt=1, description="probability that a success is wrongly reported, at most"

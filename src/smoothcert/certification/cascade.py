@@ -1,4 +1,4 @@
-"""Cascade: smoothed classifiers with falling sigma as one classifier with certificates."""
+"""Cascade: smoothed classifiers with decreasing sigma as one classifier with certificates."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,9 @@ Stage = SmoothedClassifier | Run | RunEnsemble
 class Cascade:
     """G(x) = the answer of the first of `stages` that gives a class more than half of its probability.
 
-    `stages` are smoothed classifiers with Gaussian noise of falling sigma, for the same inputs and classes. For a run
-    or an ensemble of runs, its `smoothed()` is used. A large sigma certifies large radii where it is sure; a small one
-    answers the rest. `smoothing.cascade` states the rule and proves its guarantee.
+    `stages` are smoothed classifiers with Gaussian noise of decreasing sigma, for the same inputs and classes. For a
+    run or an ensemble of runs, its `smoothed()` is used. A large sigma certifies large radii where it is sure; a small
+    one answers the rest. `smoothing.cascade` states the rule and proves its guarantee.
     """
 
     def __init__(self, stages: Iterable[Stage]) -> None:
@@ -40,10 +40,10 @@ class Cascade:
         self.stages = tuple(stage if isinstance(stage, SmoothedClassifier) else stage.smoothed() for stage in stages)
         noises = [stage.noise for stage in self.stages]
         if other := [noise.name for noise in noises if noise.name != "gaussian"]:
-            raise RequestError(f"stages: expected gaussian noise, got {other[0]}; a cascade is known for gaussian only")
+            raise RequestError(f"stages: expected gaussian noise, got {other[0]}; a cascade needs gaussian noise")
         if any(first.sigma <= second.sigma for first, second in pairwise(noises)):
             sigmas = ", ".join(f"{noise.sigma:g}" for noise in noises)
-            raise RequestError(f"stages: expected falling sigmas, got {sigmas}; give the largest sigma first")
+            raise RequestError(f"stages: expected decreasing sigmas, got {sigmas}; give the largest sigma first")
 
     @classmethod
     def of_runs(cls, runs: Iterable[Run]) -> "Cascade":

@@ -111,8 +111,8 @@ def certify_dataset(
     `model` is a run, a RunEnsemble, a Cascade, a SmoothedClassifier, or a module or callable from images in [0, 1] to
     logits, which the file calls `name`. A `denoiser` is put in front of it (see `Denoised` for the guarantee). `data`
     is what `load_dataset` returns, a torch Dataset of (image, label) pairs, or a DataLoader of one. Settings (see
-    CertifySettings) are given as an object, as keywords, or both, of which the keywords win. Images that the file
-    already has are skipped; a file of other settings is refused. `indices` replaces the images that `skip`,
+    CertifySettings) are given as an object, as keywords, or both: then keywords override the object. Images that the
+    file already has are skipped; a file of other settings is refused. `indices` replaces the images that `skip`,
     `max_images` and `shard` choose.
 
     Several processes (`team`) share the images. Each appends to its own part, and the first one joins the parts: the

@@ -72,7 +72,7 @@ SETTINGS: Mapping[str, _Check] = {
     "radii": ("a list of numbers", lambda v: isinstance(v, list) and all(_is_number(r) and r > 0 for r in v)),
     "radius_loss": ("a number above 0", lambda v: _is_number(v) and v > 0),
     "certificates": ("a mapping", lambda v: isinstance(v, dict) and _is_number(v.get("alpha") or 0)),
-    "cascade": ("a list of falling sigmas", _are_falling_sigmas),
+    "cascade": ("a list of decreasing sigmas", _are_falling_sigmas),
     "num_classes": ("an integer above 0", lambda v: _is_integer(v) and v > 0),
     "seed": ("an integer of at least 0", lambda v: _is_integer(v) and v >= 0),
 }

@@ -42,7 +42,7 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
         )
     if settings.get("cascade"):
         raise RequestError(
-            f"{path}: which stage of a cascade answers depends on alpha; certify again with the other one"
+            f"{path}: which stage of a cascade answers depends on alpha; certify again with the new alpha"
         )
     refuse_existing(out)
     if missing := [key for key in ("alpha", "bound", "noise", "sigma") if settings.get(key) is None]:

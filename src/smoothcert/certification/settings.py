@@ -117,7 +117,7 @@ class CertifySettings(Recipe):
     ) -> Path:
         """Return the certificates file in `folder`, named after n and the settings that change certificates.
 
-        Another sigma than that of training is part of the name.
+        A sigma other than that of training is part of the name.
         """
         part, parts = self.shard
         options = {

@@ -112,7 +112,7 @@ class SmoothedClassifier(nn.Module):
     ) -> CertificateBatch:
         """The class of each input, or ABSTAIN (-1), with radius 0: each is wrong with probability at most `alpha`.
 
-        `sound` draws integer noise, as certificates with `sound` do: they are about this class.
+        `sound` draws integer noise: certificates with `sound` are about the class under this noise.
         """
         inputs, prepared = prepare(self, x, {"n": n, "alpha": alpha, "sound": sound})
         if n < (least := fewest_deciding_votes(alpha)):
@@ -142,7 +142,7 @@ class SmoothedClassifier(nn.Module):
         """A certificate for each input; each is wrong with probability at most `alpha`.
 
         `n0` votes choose the class and `n` fresh votes bound its probability. Fewer votes are drawn with `radii` or
-        `until_radius` (only until these radii are decided) or `radius_loss` (give up this radius, in sigmas). A
+        `until_radius` (only until these radii are decided) or `radius_loss` (lose about this much, in sigmas). A
         two-sided `bound` also bounds the second class; a randomized one draws a number per input, on which the radius
         depends. `sound` draws integer noise, for images made from bytes.
         """

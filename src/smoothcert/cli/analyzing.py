@@ -99,7 +99,7 @@ class AttackOptions:
     step_size: Annotated[
         float | None, typer.Option(help="L2 length of an attack step (alpha).", show_default="SmoothMix's for the data")
     ] = None
-    num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32
+    num_noise: Annotated[int, typer.Option(help="Noise samples that the attack averages over.")] = 32
 
     def on(self, compared: "ComparedRuns") -> "UnrestrictedAttack":
         from smoothcert.analysis.compared_runs import UnrestrictedAttack, default_attack
@@ -113,7 +113,7 @@ def margins(
     *,
     runs: Runs,
     index: Index = 0,
-    n: Annotated[int, count_option("--n", help="Number of noises.")] = 10_000,
+    n: Annotated[int, count_option("--n", help="Number of noise samples.")] = 10_000,
     comparison: ComparisonOptions,
 ) -> None:
     """Draw histograms of the log-probability margins of one test image under noise, one per run."""
@@ -132,7 +132,7 @@ def interpolate(
     runs: Runs,
     index: Index = 0,
     points: Annotated[int, typer.Option(help="Points on the line.")] = 41,
-    n: Annotated[int, count_option("--n", help="Noises at each point.")] = 500,
+    n: Annotated[int, count_option("--n", help="Noise samples at each point.")] = 500,
     votes: Annotated[bool, typer.Option("--votes", help="Draw the share of votes too.")] = False,
     attack: AttackOptions,
     comparison: ComparisonOptions,
@@ -163,7 +163,7 @@ def interpolate(
 def mixing(
     *,
     runs: Runs,
-    n: Annotated[int, count_option("--n", help="Noises per prediction.")] = 100,
+    n: Annotated[int, count_option("--n", help="Noise samples per prediction.")] = 100,
     skip: Annotated[int, count_option(help="Take every SKIP-th test image.")] = 1,
     max_images: Annotated[int, count_option(help="Take at most this many images.")] = 200,
     attack: AttackOptions,
@@ -192,7 +192,7 @@ def mixing(
 
 
 def cost(*, runs: Runs, figure: FigureOptions) -> None:
-    """Draw what training took: time, peak memory and hyper-parameters, with published values if there are any."""
+    """Draw the cost of training: time, peak memory and hyper-parameters, with published values if there are any."""
     from smoothcert.analysis.cost import cost_csv, cost_markdown, cost_table, draw_cost, training_costs
     from smoothcert.report.layout import terminal
 

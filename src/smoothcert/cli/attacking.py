@@ -39,14 +39,15 @@ def attack(
         list[Path] | None, typer.Argument(help="Run folder, or those of --ensemble; none with --model or --hub.")
     ] = None,
     certificates: Annotated[
-        Path | None, typer.Option(help="Certificates to check and images to attack.", show_default="the run's, if one")
+        Path | None,
+        typer.Option(help="Certificates to check; their images are attacked.", show_default="the run's, if any"),
     ] = None,
     radii: Annotated[
         str | None,
         typer.Option(help="Comma-separated L2 radii.", show_default="up to 4 sigma", rich_help_panel="Attack"),
     ] = None,
     steps: Annotated[int, typer.Option(help="Attack steps.")] = 20,
-    num_noise: Annotated[int, typer.Option(help="Noises that the attack averages over.")] = 32,
+    num_noise: Annotated[int, typer.Option(help="Noise samples that the attack averages over.")] = 32,
     n: Annotated[int, count_option("--n", "--votes", help="Votes per prediction.")] = 1000,
     alpha: Annotated[float, typer.Option(help="Largest probability that the result of an image is wrong.")] = 0.001,
     skip: Annotated[int, count_option(help="Attack every SKIP-th certified image, or test image.")] = 1,
@@ -58,7 +59,7 @@ def attack(
     name: Annotated[str, typer.Option(help="Name of the attacks file.")] = "pgd",
     sigma: Annotated[float | None, typer.Option(help=NOISE_LEVEL, show_default="as certified")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the attacks, as in certify.", show_default="the run's")
+        Path | None, typer.Option(help="Folder for the results, as in certify.", show_default="the run's")
     ] = None,
     request: ClassifierOptions,
     device: Device = "auto",

@@ -106,17 +106,17 @@ class SettingsOptions:
     max_images: MaxImages = None
     shard: Annotated[str, typer.Option(help="i/k: the i-th of k shares of the images; see `smoothcert merge`.")] = "1/1"
     until_radius: Annotated[
-        float | None, typer.Option(help="Stop sampling an image when it is clear whether it has this radius.")
+        float | None, typer.Option(help="Stop sampling an image when it is clear whether its radius is at least this.")
     ] = None
     radii: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated radii: stop sampling when it is clear which an image has.",
+            help="Comma-separated radii: stop sampling when the largest certified one is clear.",
             rich_help_panel="Fewer votes",
         ),
     ] = None
     radius_loss: Annotated[
-        float | None, typer.Option(help="Use fewer votes and lose about this radius, in sigmas.")
+        float | None, typer.Option(help="Use fewer votes and lose about this much radius, in units of sigma.")
     ] = None
     label_aware: Annotated[
         bool,
@@ -178,7 +178,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 def merge(
     files: Annotated[list[Path], typer.Argument(help="Certificates files of the shards.")],
     out: Annotated[Path, typer.Option(help="Certificates file to write.")],
-    partial: Annotated[bool, typer.Option("--partial", help="Merge incomplete shards, too.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Merge incomplete shards too.")] = False,
 ) -> None:
     """Merge the certificates files of shards; missing and incomplete shards are refused."""
     from smoothcert.certification.shards import merge_certificates

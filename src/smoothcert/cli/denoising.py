@@ -28,7 +28,7 @@ def train_denoiser(
     *,
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
     dataset: Annotated[str, typer.Option(help=DATASET)],
-    sigma: Annotated[float, typer.Option(help="Noise level that is certified later.")],
+    sigma: Annotated[float, typer.Option(help="Noise level of the later certification.")],
     model: Annotated[
         Literal["unet", "unet-small", "unet-large"] | None,
         typer.Option(help="Size of the denoiser.", show_default="unet"),

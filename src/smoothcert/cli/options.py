@@ -160,7 +160,7 @@ class NetworkOptions(ImageOptions):
     model: OwnNetwork = None
     hub: Annotated[
         str | None,
-        typer.Option(help="A published classifier: hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, from its cache."),
+        typer.Option(help="A published classifier: hf:NAME, timm:NAME, hf:FOLDER or timm:FOLDER, from the cache."),
     ] = None
     init: Annotated[
         Path | None,

@@ -38,7 +38,7 @@ def predict(
     sigma: Sigma = None,
     noise: Noise = None,
     bound: BoundName = "one-sided",
-    sound: Annotated[bool, typer.Option("--sound", help="Integer noise, as for certificates of --sound.")] = False,
+    sound: Annotated[bool, typer.Option("--sound", help="Integer noise, for certificates made with --sound.")] = False,
     precision: Annotated[Precision, typer.Option(help="Precision of the network.")] = "auto",
     resize: Annotated[bool, typer.Option("--resize", help="Scale and crop images that have another size.")] = False,
     request: ClassifierOptions,

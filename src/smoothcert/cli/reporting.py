@@ -61,9 +61,9 @@ class ReportRequest:
         typer.Option(help="Columns of report.tex, by their names in report.csv: name,acr,acr_minus_reference."),
     ] = None
     caption: Annotated[
-        str | None, typer.Option(help="Caption of report.tex; a table over seeds adds what it shows.")
+        str | None, typer.Option(help="Caption of report.tex; a table over seeds appends its description.")
     ] = None
-    label: Annotated[str | None, typer.Option(help="Label of report.tex; a table over seeds adds -seeds.")] = None
+    label: Annotated[str | None, typer.Option(help="Label of report.tex; a table over seeds appends -seeds.")] = None
 
     @property
     def paths(self) -> list[Path]:

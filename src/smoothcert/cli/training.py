@@ -175,7 +175,7 @@ def import_(
     ],
     *,
     out: Annotated[Path, typer.Option(help="Run folder to make.")],
-    sigma: Annotated[float, typer.Option(help="Noise level that it was trained with.")],
+    sigma: Annotated[float, typer.Option(help="Noise level that the checkpoint was trained with.")],
     arch: Annotated[
         str | None,
         typer.Option(

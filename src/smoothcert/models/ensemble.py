@@ -25,8 +25,8 @@ class Ensemble(nn.Module):
     draws of one random class. The confidence bounds and the radius of smoothing assume nothing else about f. An
     ensemble with consensus is another f than the one without, and a certificate of one says nothing about the other.
 
-    Disagreements are filled up to parts of a fixed size: the number of inputs in a forward pass changes the rounding of
-    some kernels, and the class of an input must not depend on the other inputs of its batch.
+    Inputs with disagreements are padded to parts of a fixed size: the number of inputs in a forward pass changes the
+    rounding of some kernels, and the class of an input must not depend on the other inputs of its batch.
     """
 
     def __init__(self, members: Iterable[nn.Module], consensus: int | None = None) -> None:

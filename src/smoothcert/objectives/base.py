@@ -120,7 +120,7 @@ class UnloadedObjective(Objective):
 
 
 def cross_entropy_under_noise(noisy_logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute the mean of CE(z(x + delta_i), y) over noises and images. noisy_logits [num_noise, batch, classes]."""
+    """Compute the mean of CE(z(x + delta_i), y) over noise and images. noisy_logits [num_noise, batch, classes]."""
     import torch
 
     every_label = labels.expand(noisy_logits.shape[0], -1).flatten()

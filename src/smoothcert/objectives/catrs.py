@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # records are read without torch
 
 
 class CatRs(Objective):
-    """Drop the hardest noises of uncertain images, attack the noises of confident ones."""
+    """Drop the hardest noise samples of uncertain images, attack the noise of confident ones."""
 
     name: ClassVar[str] = "catrs"
     uses_teacher: ClassVar[bool] = True
@@ -32,7 +32,7 @@ class CatRs(Objective):
     num_noise: int = Field(default=4, ge=1, description="noisy copies of an image in a step (m)")
     weight: float = Field(default=1.0, ge=0, description="weight of the term of confident images (lambda)")
     steps: int = Field(default=4, ge=1, description="attack steps (T)")
-    epsilon: float = Field(default=1.0, gt=0, description="L2 radius of the ball around each noise")
+    epsilon: float = Field(default=1.0, gt=0, description="L2 radius of the ball around each noise sample")
 
     def loss(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
@@ -50,7 +50,7 @@ class CatRs(Objective):
     def from_logits(
         self, noisy_logits: Tensor, attacked_logits: Tensor, labels: Tensor, targets: Tensor, uniform: Tensor
     ) -> LossTerms:
-        """Compute the loss from logits [num_noise, batch, classes] under the noises and under the attacked noises."""
+        """Compute the loss from logits [num_noise, batch, classes] under the noise and under the attacked noise."""
         import torch
         from torch.nn.functional import cross_entropy
 

@@ -3,7 +3,7 @@
     mean_i CE(z(x + delta_i), y) + lambda * mean_i KL(pbar || p_i) + eta * H(pbar),     pbar = mean_i p_i
 
 Gradients flow through pbar everywhere. With an adversary the noisy copies are of xhat instead of x; with a
-`noise_attack` the noises are moved first.
+`noise_attack` the noise is moved first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Form = Literal["kl_entropy", "xent", "kl", "mse"]
 
 
 class Consistency(MovesNoise):
-    """Predictions for an image under different noises should agree: cheap, and strong at large radii."""
+    """Predictions for different noise samples of an image should agree: cheap, and strong at large radii."""
 
     name: ClassVar[str] = "consistency"
 
@@ -42,7 +42,7 @@ class Consistency(MovesNoise):
     )
     form: Form = Field(
         default="kl_entropy",
-        description="kl_entropy as published; xent (KL + H), kl or mse (two noises) as in the ablation",
+        description="kl_entropy as published; xent (KL + H), kl or mse (m = 2) as in the ablation",
     )
     adversary: Adversary | None = Field(
         default=None, description="noisy copies of an attacked image: .attack .steps .epsilon"

@@ -29,7 +29,7 @@ class Adversary(Record):
     def around(
         self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
     ) -> Tensor:
-        """Find adversarial examples [batch, ...] in [0, 1] under the same noises that the loss uses."""
+        """Find adversarial examples [batch, ...] in [0, 1] under the same noise samples that the loss uses."""
         from smoothcert.attacks import ddn, smoothed_pgd
 
         radius = self.epsilon * progress.warmup
@@ -50,20 +50,20 @@ class NoiseAttack(Record):
 
     steps: int = Field(default=4, ge=1, description="attack steps (T)")
     step_size: float = Field(default=0.5, gt=0, description="L2 length of an attack step (eps)")
-    first_epoch: int = Field(default=0, ge=0, description="the noises are not attacked before this epoch (E)")
+    first_epoch: int = Field(default=0, ge=0, description="noise is not attacked before this epoch (E)")
 
     def moved(self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        """Return the noises [num_noise, batch, ...] that the loss uses in place of `noise`."""
+        """Return the noise [num_noise, batch, ...] that the loss uses in place of `noise`."""
         from smoothcert.attacks import sphere_attack
 
         return sphere_attack(classifier, images, labels, noise, steps=self.steps, step_size=self.step_size)
 
 
 class MovesNoise(Objective):
-    """An objective that may attack its noises before it uses them."""
+    """An objective that may attack its noise before it uses it."""
 
     noise_attack: NoiseAttack | None = Field(
-        default=None, description="attack each noise before it is used: .steps .step_size .first_epoch"
+        default=None, description="attack each noise sample before it is used: .steps .step_size .first_epoch"
     )
 
     def in_epoch(self, epoch: float) -> Self:

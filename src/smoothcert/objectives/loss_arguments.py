@@ -49,7 +49,7 @@ def check_noisy_logits(noisy_logits: Tensor, name: str = "noisy_logits") -> None
     if not noisy_logits.is_floating_point() or noisy_logits.ndim != 3:
         raise RequestError(
             f"{name}: expected floating-point numbers [num_noise, batch, classes], got {_described(noisy_logits)}; "
-            "stack the logits of all noises"
+            "stack the logits of all noise samples"
         )
 
 

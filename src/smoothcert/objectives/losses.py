@@ -226,7 +226,7 @@ class Macer(Loss):
 
 
 class Consistency(Loss):
-    """Cross-entropy under noise, agreement of the predictions under different noises, and their confidence."""
+    """Cross-entropy under noise, agreement of the predictions for different noise samples, and their confidence."""
 
     def __init__(self, **settings: Unpack[ConsistencySettings]) -> None:
         super().__init__(**_arguments(objectives.Consistency, settings))
@@ -240,7 +240,7 @@ class SmoothMix(Loss):
 
 
 class CatRs(Loss):
-    """Cross-entropy without the hardest noises of uncertain images, and attacked noises of confident ones."""
+    """Cross-entropy without the hardest noise samples of uncertain images, and attacked noise for confident ones."""
 
     def __init__(self, **settings: Unpack[CatRsSettings]) -> None:
         super().__init__(**_arguments(objectives.CatRs, settings))

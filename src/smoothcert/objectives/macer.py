@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # records are read without torch
 
 
 class Macer(Objective):
-    """Maximise a differentiable certified radius; all noises of a whole batch are in one step."""
+    """Maximise a differentiable certified radius; all noise samples of a whole batch are in one step."""
 
     name: ClassVar[str] = "macer"
     chunked: ClassVar[bool] = False

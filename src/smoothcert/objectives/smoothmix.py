@@ -6,8 +6,8 @@
     mean_i CE(z(xc + delta_i), y) + eta * w(epoch) * mean_{x, i} [argmax pbar = y] KL(ymix || F(xmix + delta_i))
 
 This follows the published runs, which differ from the paper's text: KL instead of CE, the mask (its zeros count in the
-mean), the warm-up w, and ymix is not detached. With a `noise_attack` the noises are moved first, and the moved noises
-replace the drawn ones everywhere.
+mean), the warm-up w, and ymix is not detached. With a `noise_attack` the noise is moved first, and the moved noise
+replaces the drawn noise everywhere.
 """
 
 from __future__ import annotations

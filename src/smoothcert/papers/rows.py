@@ -66,7 +66,7 @@ OTHER_PAPER = {
 }
 """Tables of both papers that share methods; SmoothAdv on CIFAR-10 and MACER on MNIST have another ACR in the other."""
 OTHER_FORM = "lambda KL + H / 2, of which the paper prints the numbers here; its text has lambda (KL + H)"
-ATTACK_UNKNOWN = "the paper does not give the attack (epsilon, number of noises) of this row"
+ATTACK_UNKNOWN = "the paper does not give the attack (epsilon, number of noise samples) of this row"
 
 WORDS = {
     "dataset": "data",

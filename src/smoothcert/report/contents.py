@@ -43,10 +43,11 @@ VOTES = ("n", "n0", "seed", "batch_size")
 NO_SIGMA = 'compared with no run of known σ: describe the file, as in --as "sigma=0.5,n=100000,alpha=0.001"'
 NO_L_INFINITY = "no ACR in L∞, which needs radii in L2 and the image size of a known data set"
 SEEDS = (
-    "Runs that differ by their training seed only, certified alike on the same images; sd: sample standard deviation."
+    "Runs that differ only in their training seed, on the same images and with the same settings; sd: sample standard "
+    "deviation."
 )
 INTERVALS = (
-    "Over the choice of images: normal for ACR, Wilson for accuracies. The spread over training seeds is not in them."
+    "Over the choice of images: normal for ACR, Wilson for accuracies. They do not include the spread over seeds."
 )
 
 

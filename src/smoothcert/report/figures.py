@@ -23,8 +23,8 @@ FIGURES = {
     ),
     "distribution": (
         "Distribution of the probability of the true class",
-        "The share of images whose true class gets at most this share of the votes: ACR alone is ruled by images whose "
-        "votes all agree, which are counted in the strip at the right.",
+        "The share of images whose true class gets at most this share of the votes. Images whose votes all agree "
+        "are counted in the strip at the right; they dominate the ACR.",
     ),
     "sweeps": (
         "ACR against hyper-parameters",

@@ -14,10 +14,10 @@ MOST_RUNS = 4
 MOST_CLASSES = 10
 """Of more classes than this, their number is given."""
 STATISTICS = (
-    "A difference is called established if it exceeds two standard errors of the paired difference over the images, of "
-    f"which there are {FEWEST} or more; "
+    "A difference is called established if it exceeds two standard errors of the paired difference over at least "
+    f"{FEWEST} images; "
     "intervals are 95% Wilson intervals for accuracies and normal ones for ACR, over the choice of images. "
-    "± is used for one thing only: the sample standard deviation over training seeds."
+    "± always means the sample standard deviation over training seeds."
 )
 """What the words and signs on a page mean; a page prints it once."""
 

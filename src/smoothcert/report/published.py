@@ -38,7 +38,7 @@ class Published:
 
 PublishedFor = Callable[[CertificatesFile], Published | None]
 """From a certificates file, whose settings may be those of --as, to the published row of its run."""
-AS_PUBLISHED = "trained and certified as in the paper, as far as the files tell"
+AS_PUBLISHED = "trained and certified as in the paper, as far as the files show"
 
 # Both papers: Cohen et al.'s CERTIFY on the whole test set, on ImageNet every 100th image of the validation set.
 _VOTES = {"n": 100_000, "n0": 100, "alpha": 0.001}

@@ -21,11 +21,11 @@ from smoothcert.report.tables import (
 )
 
 SEEDS_CAPTION = "mean ± sd over seeds; certified accuracy in % at each radius"
-RANKED_SEEDS = "the best mean of each σ, where a t-test over seeds (5%) tells it from every other"
+RANKED_SEEDS = "the best mean of each σ, if it differs significantly from every other (t-test over seeds, 5%)"
 """What bold means in the table over seeds."""
 MEAN_DIFFERENCES = (
     "ACR − ...: difference of the mean ACR from that of the reference, with its standard error over seeds in brackets "
-    "(the seeds of two methods are not paired). A star marks differences that Welch's t-test (5%) tells from 0. The "
+    "(the seeds of two methods are not paired). A star marks significant differences (Welch's t-test, 5%). The "
     "reference has a dash, and so have all others if it has one seed only."
 )
 """What the column of differences in the table over seeds shows."""

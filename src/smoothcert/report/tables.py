@@ -21,7 +21,7 @@ NUMBERS = (
     "ACR: average certified radius, 0 where wrong or abstained."
 )
 RANKED = (
-    "the best of each σ, where it is better than every other run by more than two standard errors of the paired "
+    "the best of each σ, if it is better than every other run by more than two standard errors of the paired "
     "difference over the images; runs on different images, or certified with different n, alpha, bound or noise, are "
     "not ranked"
 )

@@ -1,4 +1,4 @@
-"""A cascade of smoothed classifiers over falling sigma: the first stage that is sure answers.
+"""A cascade of smoothed classifiers over decreasing sigma: the first stage that is sure answers.
 
 Definition. Stages s = 1, ..., S have base classifiers f_s and sigmas sigma_1 > ... > sigma_S. Let p_s(c, x) be the
 probability that f_s(x + N(0, sigma_s^2 I)) = c. Stage s answers c at x if p_s(c, x) > 1/2. The cascade G(x) is the

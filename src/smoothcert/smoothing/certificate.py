@@ -105,7 +105,7 @@ def certified_radius(
         raise ValueError(f"expected a coin for the randomized bound and none for others, got {coin} for {bound}")
     if bound == "two-sided":
         if not isinstance(noise, Gaussian):
-            raise RequestError(f"bound: two-sided is known for gaussian noise, got {noise.name}; use one-sided")
+            raise RequestError(f"bound: two-sided works with gaussian noise only, got {noise.name}; use one-sided")
         q, runner_up = two_sided_bounds(count, other, n, alpha)
         return noise.radius_between(min(1.0, q + slack), min(1.0, runner_up + slack))
     if coin is not None:

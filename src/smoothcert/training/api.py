@@ -50,8 +50,8 @@ def train(
     `data` is the name of a data set, what `load_dataset` returns, or a map-style torch `Dataset` of (image, label) with
     images [c, h, w] in [0, 1]; by default the data set of the recipe, unless that is code. A torch `Dataset` is
     recorded in the recipe as `torch:ClassName`. `model` is trained instead of the network that the recipe names, and
-    receives the result. `init` names weights to start from: a run folder, a `.safetensors` file or a PyTorch
-    checkpoint. `classifier` is a trained network that stays as it is: the teacher of the method distillation, or the
+    then has the trained weights. `init` names weights to start from: a run folder, a `.safetensors` file or a PyTorch
+    checkpoint. `classifier` is a trained network that does not change: the teacher of the method distillation, or the
     network behind a denoiser (see `denoiser_recipe`). With `evaluate_every=N`, the accuracy under noise is measured
     every N epochs on `test_data`, by default the test split of the recipe's data set; `test_data` alone means every
     epoch. With `sync_batch_norm`, batch norm uses the images of all processes (on GPUs only). `track` writes the

@@ -206,9 +206,9 @@ def refuse_other_state(
     refuse_other_recipe(stored, recipe, folder, STATE, harmless)
     if state.epoch and recipe.schedule == "cosine" and recipe.epochs != stored.epochs:
         on_note(
-            f"{folder}: the learning rates of its epochs 0 to {state.epoch - 1} are those of a cosine schedule "
-            f"over {stored.epochs} epochs, the others those over {recipe.epochs}; a new run of {recipe.epochs} "
-            "epochs gives another model"
+            f"{folder}: epochs 0 to {state.epoch - 1} had the learning rates of a cosine schedule over {stored.epochs} "
+            f"epochs, the others have those of one over {recipe.epochs}; a new run of {recipe.epochs} epochs gives "
+            "another model"
         )
 
 

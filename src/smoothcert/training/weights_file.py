@@ -78,7 +78,7 @@ def find_state_dict(
         others = [str(name) for name in contents if name != key and _same_network(_state_dict(contents[name]), state)]
         if wanted is not None or not others:
             return key, state, []
-        return key, state, [f"weights: those of {key}; {file.name}:{others[0]} gives those of {others[0]}"]
+        return key, state, [f"weights: read from {key}; {file.name}:{others[0]} reads {others[0]} instead"]
     named = [str(name) for name in contents if _state_dict(contents[name]) is not None]
     if wanted is not None:
         given = f"{', '.join(named)}; choose one of the keys" if named else "none; give another file"
