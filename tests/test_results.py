@@ -378,7 +378,7 @@ def test_tables_of_settings_equal_the_reports(report: str, title: str, names: di
                     values = row["acr_minus_reference"], row["acr_minus_reference_standard_error"]
                     difference = "{:+.3f} ({:.3f})".format(*map(float, values)).replace("-", "−")
                     differences[row["name"]] = difference
-    rows = table_from(RESULTS / "beyond/README.md", title)[2:]
+    rows = table_from(RESULTS / "beyond/choices.md", title)[2:]
     shown = {}
     for line in rows:
         setting, *cells = (cell.strip() for cell in line.split("|")[1:-1])
@@ -401,7 +401,7 @@ def test_table_of_600_epochs_equals_the_reports() -> None:
         difference = "{:+.4f} ({:.4f})".format(*values).replace("-", "−")
         acrs = " | ".join(f"{float(row['acr']):.4f}" for row in (fewer, more))
         expected.append(f"| σ = {sigma} | {acrs} | {difference} |")
-    assert table_from(RESULTS / "beyond/README.md", "| ACR | 300 epochs")[2:] == expected
+    assert table_from(RESULTS / "beyond/choices.md", "| ACR | 300 epochs")[2:] == expected
 
 
 def test_table_of_ablations_equals_the_results(tmp_path: Path) -> None:
