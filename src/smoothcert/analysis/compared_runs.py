@@ -28,13 +28,13 @@ from smoothcert.smoothing.votes import Stage, block_keys, default_batch_size
 from smoothcert.training.checkpoint import Run, load_runs
 
 NOISE_BLOCK = 20
-"""Number of noises of an image in memory at once."""
+"""Number of noise samples of an image in memory at once."""
 GRADIENT_BATCH = 256
 """Number of noisy images whose gradient is computed at once."""
 LARGEST_SEED = 2**63 - 1
 """Generators take 63 bits."""
 MOST_NOISES = 10**6
-"""Limit for an image or an attack: an analysis keeps a number per noise, and some keep all noises in memory."""
+"""Limit for an image or an attack: an analysis keeps a number per noise, and some keep all noise samples in memory."""
 LARGEST_LENGTH = 10**6
 """Limit of a noise level or an attack step: far above the diagonal of any image, far below the limit of float32."""
 
@@ -79,7 +79,7 @@ class ComparedRuns:
         return images.to(self.device), labels.to(self.device)
 
     def images_at_once(self) -> int:
-        """How many images, with NOISE_BLOCK noises each, fit into a forward pass."""
+        """How many images, with NOISE_BLOCK noise samples each, fit into a forward pass."""
         return max(1, default_batch_size(self.device, self.data.shape) // NOISE_BLOCK)
 
     def noise_blocks(self, indices: Sequence[int], num_noise: int, seed: int, stage: Stage) -> Iterator[Tensor]:

@@ -46,9 +46,9 @@ class Line:
     distance: float
     """L2 norm of adversarial - x."""
     confidence: Floats
-    """Mean softmax over the noises, [ratios, classes]."""
+    """Mean softmax over the noise samples, [ratios, classes]."""
     votes: Floats
-    """Share of the noises under which a class is chosen, [ratios, classes]."""
+    """Share of the noise samples under which a class is chosen, [ratios, classes]."""
     strip: Floats
     """SHOWN evenly spaced images of the line, [SHOWN, c, h, w] in [0, 1], without noise."""
 
@@ -174,8 +174,8 @@ def draw_interpolation(interpolation: Interpolation, *, votes: bool = False) -> 
             text.set(fontsize=NOTE_SIZE, color=GREY)
         _draw_strip(added, 0.5 + (line.strip - line.strip[:1]) / 2)
         added.set_title("what was added to the image (grey: nothing)", fontsize=NOTE_SIZE, color=GREY, pad=2)
-    noises = f"confidence: mean softmax over {interpolation.num_noise:,} noises"
-    legend_below(figure, curves=False, notes=[noises, "a class that is not drawn is nowhere the most likely one"])
+    samples = f"confidence: mean softmax over {interpolation.num_noise:,} noise samples"
+    legend_below(figure, curves=False, notes=[samples, "a class that is not drawn is nowhere the most likely one"])
     return figure
 
 

@@ -29,7 +29,7 @@ class Margins:
     """Run -> one margin per noise, float64 [n]; the i-th noise is the same for all runs."""
 
     def share_below_zero(self, run: str) -> float:
-        """The fraction of noises under which the run's network does not choose the label."""
+        """The fraction of noise samples under which the run's network does not choose the label."""
         return float((self.values[run] < 0).mean())
 
 
@@ -45,7 +45,7 @@ def margins_of(logits: Tensor, label: int) -> Tensor:
 
 @torch.no_grad()
 def margins_under_noise(compared: ComparedRuns, index: int, n: int = 10_000, seed: int = 0) -> Margins:
-    """Margins of the test image `index` under `n` noises, the same ones for every run."""
+    """Margins of the test image `index` under `n` noise samples, the same ones for every run."""
     refuse_outside("n", n)
     refuse_outside("seed", seed, 0, LARGEST_SEED)
     images, labels = compared.images([index])
@@ -74,7 +74,7 @@ def draw_margins(margins: Margins) -> Figure:
     labels = compared.labels
     title = f"{compared.title}, test image {margins.index} (class {margins.label}), σ = {compared.noise.sigma:g}"
     x = "log-probability of the label minus that of the best other class"
-    figure, axes = one_panel(5.2, 3.2, title, x, "share of noises (%)")
+    figure, axes = one_panel(5.2, 3.2, title, x, "share of noise samples (%)")
     everything = np.concatenate(list(margins.values.values()))
     # Zero is an edge, so that no bar is on both sides of it; a few far outliers must not compress the rest.
     low, high = np.quantile(everything, [0.0005, 0.9995])

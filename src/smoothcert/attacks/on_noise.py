@@ -23,7 +23,7 @@ def with_moments_of(first: Tensor, moved: Tensor) -> Tensor:
 def noise_ball_step(
     classifier: Classifier, current: Tensor, first: Tensor, images: Tensor, targets: Tensor, steps: int, epsilon: float
 ) -> Tensor:
-    """One step of `noise_ball_attack` from the noises `current` [n, ...], which started as `first`."""
+    """One step of `noise_ball_attack` from the noise `current` [n, ...], which started as `first`."""
 
     def total_loss(moved: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         return divergence_from_logits(targets, logits_of(classifier(images + moved))).sum(), ()
@@ -57,7 +57,7 @@ def noise_ball_attack(
 def sphere_step(
     classifier: Classifier, noise: Tensor, images: Tensor, labels: Tensor, length: Tensor, step_size: float | Tensor
 ) -> Tensor:
-    """One step of `sphere_attack` on noises [n, ...], whose norm is set to `length`."""
+    """One step of `sphere_attack` on noise [n, ...], whose norms are set to `length`."""
 
     def total_loss(moved: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         logits = logits_of(classifier(images + moved))

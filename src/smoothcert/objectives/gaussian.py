@@ -1,6 +1,6 @@
 """Gaussian: train on noisy images (Cohen et al. 2019, https://arxiv.org/abs/1902.02918).
 
-CE(z(x + delta), y), with `noise_attack` for noises that are moved first.
+CE(z(x + delta), y), with `noise_attack` for noise that is moved first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attacks inside a training step, which several objectives use: on the images, and on the noises."""
+"""Attacks inside a training step, which several objectives use: on the images, and on the noise."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def inputs_by_epoch(objective: Objective, epochs: range) -> list[int]:
 
 
 def inputs_per_image(objective: Objective) -> int:
-    """Return the inputs of the network, forward and backward, per image of a step: attacks, noises and mixtures.
+    """Return the inputs of the network, forward and backward, per image of a step: attacks, noise and mixtures.
 
     They are counted in the loss of one tiny image, so a new method needs no formula here. Of other objectives, whose
     loss may need more than a classifier of any images, the noisy copies are counted.

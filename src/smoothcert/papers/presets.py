@@ -142,7 +142,7 @@ CIFAR10_COSINE = COSINE | {"epochs": 110, "learning_rate": 0.2, "learning_rate_w
 PRESETS: dict[str, Preset] = {
     "mnist/best": method_preset("mnist", SmoothMix, None, MNIST_BEST, protocol=MNIST_LONG),
     "mnist/gaussian": method_preset("mnist", Gaussian, "Gaussian"),
-    # As many steps per epoch as the methods with four noises: much of what they gain over Gaussian is that.
+    # As many steps per epoch as the methods with four noise samples: much of what they gain over Gaussian is that.
     "mnist/gaussian-m4": method_preset("mnist", Gaussian, None, {"num_noise": 4}),
     "mnist/attacked-noise": method_preset(
         "mnist",
