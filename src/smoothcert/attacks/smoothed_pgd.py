@@ -14,7 +14,7 @@ def smoothed_loss_and_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-log pbar_y of each image, its gradient with respect to the image, and pbar [batch, classes].
 
-    pbar = mean_i F(x + noise[i]), all noise samples in one forward pass; noise [num_noise, batch, ...]. Parameters get no
+    pbar = mean_i F(x + noise[i]), all noise in one forward pass; noise [num_noise, batch, ...]. Parameters get no
     gradient.
     """
 

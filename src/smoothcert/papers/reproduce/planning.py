@@ -209,7 +209,7 @@ def recipe_of(request: Request, run: PaperRun, seed: int | None) -> TrainRecipe 
 
 
 def cheaper(objective: Objective) -> list[str]:
-    """Return changes to fewer noise samples and attack steps; one long step covers the distance of several short ones."""
+    """Return changes to fewer noise samples and attack steps; one long step covers what several short ones do."""
     adversary = getattr(objective, "adversary", None)
     changes = [f"num_noise={min(objective.num_noise, 4 if isinstance(objective, Macer) else 2)}"]
     if isinstance(objective, SmoothMix):
