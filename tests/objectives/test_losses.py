@@ -434,3 +434,14 @@ def test_a_compiled_model_is_compiled_once_per_mode_and_gives_the_same_loss(kind
 def test_a_loss_of_no_objective_is_refused_in_one_line(given: Any, shown: str) -> None:
     with pytest.raises(sc.RequestError, match=f"^objective: expected an objective, .*, got {shown}; make an object$"):
         sc.losses.Loss(given, sigma=0.5)
+
+
+class Bare(Objective):
+    def loss(self, *arguments: Any) -> Any:
+        return torch.zeros((), requires_grad=True)
+
+
+def test_an_objective_that_returns_a_tensor_is_explained() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    with pytest.raises(sc.RequestError, match=r"Bare\.loss\(\) to return LossTerms\(loss, .*\), got Tensor$"):
+        sc.losses.Loss(Bare(), sigma=0.5)(model, torch.rand(2, 1, 2, 2), torch.tensor([0, 1]))

@@ -25,10 +25,12 @@ from smoothcert.objectives import (
     Gaussian,
     LossTerms,
     Objective,
+    Progress,
     SmoothAdv,
     UnloadedObjective,
     name_in_recipes,
 )
+from smoothcert.objectives.base import Classifier
 from smoothcert.training.checkpoint import load_run, tensors_digest
 from smoothcert.training.first_loss import try_loss
 from smoothcert.training.loop import train
@@ -74,6 +76,8 @@ def method(change):
 Nothing = method(lambda terms: None)
 Bare = method(lambda terms: terms.loss)
 Unreduced = method(lambda terms: terms._replace(loss=terms.loss.expand(3)))
+NotFinite = method(lambda terms: terms._replace(loss=terms.loss * float("nan")))
+Infinite = method(lambda terms: terms._replace(loss=terms.loss + (terms.loss - terms.loss.detach()).sqrt()))
 Detached = method(lambda terms: terms._replace(loss=terms.loss.detach()))
 Listed = method(lambda terms: terms._replace(terms=[terms.loss]))
 Numbers = method(lambda terms: terms._replace(terms={"penalty": 0.5}))
@@ -339,6 +343,45 @@ def test_the_trial_of_a_loss_leaves_the_network_as_it_was(tiny_data: ImageData) 
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
+class WithoutNoise(Gaussian):
+    own_noise: float = 0.0
+
+    def loss(
+        self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
+    ) -> LossTerms:
+        drawn = self.own_noise * torch.randn_like(noise)
+        return super().loss(classifier, images, labels, drawn, progress)
+
+
+class LateNoise(Gaussian):
+    def loss(
+        self, classifier: Classifier, images: Tensor, labels: Tensor, noise: Tensor, progress: Progress
+    ) -> LossTerms:
+        return super().loss(classifier, images, labels, progress.warmup * noise, progress)
+
+
+@pytest.mark.parametrize(
+    ("objective", "noted"),
+    [
+        (WithoutNoise(num_noise=2), True),
+        (WithoutNoise(num_noise=2, own_noise=0.5), True),
+        (LateNoise(num_noise=2), False),
+        (Inline(), False),
+    ],
+)
+def test_a_loss_that_does_not_use_the_noise_gets_a_note(
+    objective: Objective, noted: bool, tiny_data: ImageData
+) -> None:
+    """Also with dropout; not if all logits are 0 at first, nor if the noise is used in later epochs."""
+    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Dropout(), nn.Linear(784, 10))
+    nn.init.zeros_(network[3].weight)
+    notes: list[str] = []
+    try_loss(tiny_recipe(objective=objective), tiny_data, network, 16, on_note=notes.append)
+    assert [f"{name_in_recipes(objective)}.loss() does not use its argument noise" in note for note in notes] == (
+        [True] if noted else []
+    )
+
+
 class Constants(Gaussian):
     _weights: Tensor = PrivateAttr(default_factory=lambda: torch.ones(10))
     _scaled: Any = PrivateAttr(default_factory=lambda: lambda loss: 2 * loss)
@@ -373,13 +416,15 @@ def test_a_loss_of_a_notebook_fails_in_one_line(tiny_data: ImageData, monkeypatc
         ("Bare", "got Tensor"),
         ("Unreduced", "to return a loss of shape [], got [3]; take its mean"),
         ("Detached", "a loss with a gradient, got one without"),
+        ("NotFinite", "to return a finite loss, got nan before the first step; look for log(0), 0/0 and overflow"),
+        ("Infinite", "to have finite gradients, got others for "),
         ("Listed", "terms as a dict of tensors, got list"),
         ("Numbers", "tensors of shape [] as terms, got float for 'penalty'"),
         ("Taken", "terms with names of their own, got 'epoch', which metrics.jsonl has already; rename it"),
         ("Flat", "noisy_logits of shape [num_noise, 64, 10] or None, got [64, 10]"),
         (
             "Fails",
-            "losses.py:Fails.loss() failed in line 18 (AttributeError: 'LossTerms' object has no attribute 'los'",
+            "losses.py:Fails.loss() failed in line 20 (AttributeError: 'LossTerms' object has no attribute 'los'",
         ),
         ("Averages", "to keep nothing from step to step, got another _average, which --resume could not restore"),
         ("Remembers", "to keep nothing from step to step, got another _steps, which --resume could not restore"),

@@ -228,3 +228,22 @@ assert sorted(pictures("mnist-sample", "test", [0, 7]).files) == [0, 7]
     runs = sorted((Path(__file__).parents[2] / "results/float32").glob("*/certificates"))[0]
     subprocess.run([sys.executable, "-c", script, str(runs), str(tmp_path / "report")], check=True, timeout=120)
     assert (tmp_path / "report/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("objective", "certified", "method"),
+    [
+        ("{name: consistency, weight: 5}", "Sequential", "consistency"),
+        ("consistency", "Sequential", "consistency"),
+        ("{name: 'losses.py:Mine 1.5'}", "Sequential", "Mine 1.5"),
+        ("{weight: 5}", "Sequential", "Sequential"),
+        ("{name: consistency}", "smoothmix", "smoothmix"),
+    ],
+)
+def test_the_method_of_a_network_of_an_own_loop_is_that_of_its_recipe(
+    make_run: MakeRun, objective: str, certified: str, method: str
+) -> None:
+    """Its certificates only have the name of the classifier, which is that of its class."""
+    run = make_run("own", model="Sequential", objective=certified)
+    (run / "recipe.yaml").write_text(f"objective: {objective}\nseed: 0\n")
+    assert summarize(read_certificates(run / "certificates/test.tsv"), "own", ()).method == method

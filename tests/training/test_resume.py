@@ -232,7 +232,14 @@ def test_folder_without_recipe_is_refused(
     for name in contents(half):
         if name not in left:
             (half / name).unlink()
-    refused_and_unchanged(half, tiny_data, r"but no recipe\.yaml; restore", tiny_recipe(sigma=0.25), resume)
+    way = (
+        r" \(the model has it: in Python, load\(.*\)\.recipe\.save\(Path\(.*recipe\.yaml'\)\)\)"
+        if MODEL in left
+        else ""
+    )
+    refused_and_unchanged(
+        half, tiny_data, rf"but no recipe\.yaml; restore recipe\.yaml{way}, or", tiny_recipe(sigma=0.25), resume
+    )
 
 
 def test_a_lost_recipe_is_restored_from_the_model(half: Path) -> None:

@@ -30,7 +30,7 @@ from smoothcert import objectives
 from smoothcert.errors import RequestError
 from smoothcert.io.records import validated
 from smoothcert.noise import checked_sigma
-from smoothcert.objectives.base import Classifier, Objective, Progress, cross_entropy_under_noise, warm_up
+from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, cross_entropy_under_noise, warm_up
 from smoothcert.objectives.consistency import Form
 from smoothcert.objectives.inner_attacks import Adversary as Adversary
 from smoothcert.objectives.inner_attacks import NoiseAttack as NoiseAttack
@@ -184,6 +184,12 @@ class Loss(nn.Module):
             model = OneSynchronizedPass(model)
         with explained_labels(labels):
             result = self.objective.in_epoch(epoch).loss(model, inputs, labels.long(), noise, progress)
+        if not isinstance(result, LossTerms):
+            name = objectives.name_in_recipes(self.objective)
+            raise RequestError(
+                f"objective: expected {name}.loss() to return LossTerms(loss, terms, noisy_logits), "
+                f"got {type(result).__name__}"
+            )
         self.terms = {name: term.detach() for name, term in result.terms.items()}
         return result.loss
 

@@ -238,6 +238,16 @@ def _shared_count(file: CertificatesFile, key: str, counts: set[int]) -> int | N
     return counts.pop() if len(counts) == 1 else None
 
 
+def _method(settings: Mapping[str, Any], recipe: Mapping[str, Any]) -> str | None:
+    """The training method: that of the certificates, or of `recipe` if these only have the name of the classifier."""
+    certified = settings.get("objective") or None
+    objective = recipe.get("objective")
+    written = objective.get("name") if isinstance(objective, Mapping) else objective
+    if certified is not None and certified == settings.get("model") and isinstance(written, str) and written:
+        return written.rpartition(":")[2]
+    return certified
+
+
 def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summary:
     """All numbers of `file`, with the certified accuracy at each of `radii`. A file without rows is refused."""
     if not file.rows:
@@ -263,7 +273,7 @@ def summarize(file: CertificatesFile, name: str, radii: Sequence[float]) -> Summ
         votes=int(columns.spent.sum()),
         dataset=settings.get("dataset") or None,
         split=settings.get("split") or None,
-        method=settings.get("objective") or None,
+        method=_method(settings, recipe),
         n0=_shared_count(file, "n0", set(columns.n0.tolist())),
         precision=settings.get("precision") or None,
         ceiling=ceiling_of(file, sigma, n, alpha),

@@ -2,7 +2,7 @@
 
 import inspect
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,17 +19,24 @@ from smoothcert.training.recipe import TrainRecipe
 
 
 def try_loss(
-    recipe: TrainRecipe, data: Images, network: nn.Module, images: int, teacher: nn.Module | None = None
+    recipe: TrainRecipe,
+    data: Images,
+    network: nn.Module,
+    images: int,
+    teacher: nn.Module | None = None,
+    on_note: Callable[[str], None] = print,
 ) -> None:
     """Compute the loss of the first `images` images and its gradients; refuse what breaks a rule of `Objective.loss`.
 
-    What `state_dict` has, the mode of `network`, and the global random numbers are as before.
+    A loss that is the same for other noise gets a note. What `state_dict` has, the mode of `network`, and the global
+    random numbers are as before.
     """
     name = name_in_recipes(recipe.objective)
     device = next(network.parameters()).device
     x, y = (part.to(device) for part in data.batch(torch.arange(images, device="cpu")))
     shape = (recipe.objective.num_noise, *x.shape)
-    noise = NOISES[recipe.noise](recipe.sigma).sample(shape, torch.Generator(device).manual_seed(0))
+    generator = torch.Generator(device).manual_seed(0)
+    noise, other_noise = (NOISES[recipe.noise](recipe.sigma).sample(shape, generator) for _ in range(2))
     zero = torch.zeros((), device=device)
     targets = None if recipe.teacher is None else x.new_full((images, data.num_classes), 1 / data.num_classes)
     progress = Progress(recipe.sigma, zero, zero, torch.full((images,), 0.5, device=device), zero, targets, teacher)
@@ -43,11 +50,30 @@ def try_loss(
             if (fault := broken_rule(result, images, data.num_classes)) is not None:
                 raise RequestError(f"objective: expected {name}.loss() to return {fault}")
             result.loss.backward()
+            if (parameter := without_finite_gradient(network)) is not None:
+                raise RequestError(
+                    f"objective: expected {name}.loss() to have finite gradients, got others for {parameter}; look for "
+                    "log(0), sqrt(0) and 0/0, also in the part that torch.where does not choose"
+                )
             after = contents_of(objective.__pydantic_private__ or {})
             if changed := [key for key, value in after.items() if value != private.get(key)]:
                 raise RequestError(
                     f"objective: expected {name}.loss() to keep nothing from step to step, got another {changed[0]}, "
                     "which --resume could not restore; keep it in your own network (--model), which is saved"
+                )
+            late = recipe.objective.in_epoch(recipe.epochs - 1)
+            last = progress._replace(warmup=zero + 1, after_first_drop=zero + 1, epoch=zero + recipe.epochs - 1)
+            steps = []
+            for drawn in (noise, other_noise):
+                network.zero_grad()
+                network.load_state_dict(before)
+                with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):  # the same dropout
+                    late.loss(network, x, y, drawn, last).loss.backward()
+                steps.append([p.grad for p in network.parameters() if p.grad is not None])
+            if len(steps[0]) == len(steps[1]) and all(map(torch.equal, *steps)):
+                on_note(
+                    f"{name}.loss() does not use its argument noise, so the network is not trained for the noise of "
+                    "certification; use logits_under_noise(classifier, images, noise)"
                 )
         except (RequestError, torch.OutOfMemoryError):
             raise
@@ -58,6 +84,12 @@ def try_loss(
             network.zero_grad()
             network.load_state_dict(before)
             network.train(training)
+
+
+def without_finite_gradient(network: nn.Module) -> str | None:
+    """The name of the first parameter whose gradient is not finite."""
+    gradients = ((name, parameter.grad) for name, parameter in network.named_parameters())
+    return next((name for name, grad in gradients if grad is not None and not grad.isfinite().all()), None)
 
 
 def file_of(kind: type) -> str:
@@ -90,6 +122,8 @@ def broken_rule(result: Any, images: int, classes: int) -> str | None:
         return f"a loss of shape [], got {described(loss)}; take its mean"
     if not loss.requires_grad:
         return "a loss with a gradient, got one without; do not detach it, nor compute it under torch.no_grad()"
+    if not loss.isfinite():
+        return f"a finite loss, got {loss.item()} before the first step; look for log(0), 0/0 and overflow"
     if not isinstance(terms, dict):
         return f"terms as a dict of tensors, got {type(terms).__name__}"
     for key, term in terms.items():

@@ -136,6 +136,8 @@ def weights_in(path: Path) -> tuple[Path, str | None]:
 def refuse_lost_recipe(folder: Path) -> None:
     """Raise a RequestError if a folder without a recipe holds other files of a run, which would be overwritten."""
     if files := [name for name in (MODEL, STATE, METRICS) if exists(folder / name)]:
+        run, target = repr(str(folder)), repr(str(folder / RECIPE))
+        copy = f" (the model has it: in Python, load({run}).recipe.save(Path({target})))" if MODEL in files else ""
         raise RequestError(
-            f"{folder}: holds {' and '.join(files)} but no {RECIPE}; restore {RECIPE}, or choose another --out"
+            f"{folder}: holds {' and '.join(files)} but no {RECIPE}; restore {RECIPE}{copy}, or choose another --out"
         )

@@ -61,7 +61,7 @@ def set_up(recipe: TrainRecipe, data: Images, folder: Path, group: Team, options
     without_teacher = isinstance(recipe.objective, Distillation) and options.classifier is None
     if not is_built_in(recipe.objective) and not without_teacher:
         teacher = None if options.classifier is None else Teacher(options.classifier, recipe, device, data.shape)
-        try_loss(recipe, data, model.to(device), recipe.images_per_step // group.size, teacher)
+        try_loss(recipe, data, model.to(device), recipe.images_per_step // group.size, teacher, on_note)
     with only_writer(folder / METRICS, "choose another --out") if group.leads else nullcontext():
         start = open_folder(recipe, data, folder, group, origin, options.resume, on_note)
         run = RunInProgress(recipe, data, tested, folder, group, device, model, start, options)
