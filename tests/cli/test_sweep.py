@@ -117,6 +117,7 @@ def test_a_larger_sweep_uses_the_runs_of_a_smaller_one(run_cli: Cli, place: Path
         (["--set", "model=lenet,lenett"], "did you mean lenet?"),
         (["--set", "seed=0,00"], "seed00 and seed0 are the same run"),
         (["--set", "seed=0,,1"], "got an empty one"),
+        (["--set", "seed=0,1,0"], "--set seed=0,1,0: expected each value once, got 0 twice; remove one"),
         (["--set", "seed=0,1", "--set", "seed=2"], "seed is given twice; give all its values at once, as in KEY=a,b"),
         (["--set", "lambda=5,10", "--set", "objective.weight=2"], "objective.weight is given twice"),
         (["--set", "seed"], "expected key=value or key=a,b,c"),
@@ -174,7 +175,7 @@ def test_sweep_without_a_preset_reads_each_part_once_with_the_options_of_images(
 
 
 def test_values_of_a_grid() -> None:
-    texts = ["seed=0,1,1", "learning_rate_drops=[1, 2],[3]", "objective={name: macer, weight: 3},gaussian", "a='x,y',z"]
+    texts = ["seed=0,1", "learning_rate_drops=[1, 2],[3]", "objective={name: macer, weight: 3},gaussian", "a='x,y',z"]
     assert list(parse_grid(texts).values()) == [
         ["0", "1"],
         ["[1, 2]", "[3]"],

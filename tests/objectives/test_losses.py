@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+import warnings
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -445,3 +446,16 @@ def test_an_objective_that_returns_a_tensor_is_explained() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     with pytest.raises(sc.RequestError, match=r"Bare\.loss\(\) to return LossTerms\(loss, .*\), got Tensor$"):
         sc.losses.Loss(Bare(), sigma=0.5)(model, torch.rand(2, 1, 2, 2), torch.tensor([0, 1]))
+
+
+def test_a_sigma_in_units_of_bytes_is_warned_of_once_for_images_in_0_1() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
+    images, labels = torch.rand(4, 3, 2, 2), torch.zeros(4, dtype=torch.int64)
+    loss = sc.losses.Gaussian(sigma=64)
+    with pytest.warns(UserWarning, match=r"sigma 64 hides images in \[0, 1\] completely; .* give 64/255 = 0.251"):
+        loss(model, images, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(model, images, labels)
+        sc.losses.Gaussian(sigma=64)(model, 255 * images, labels)
+        sc.losses.Gaussian(sigma=0.25)(model, images, labels)

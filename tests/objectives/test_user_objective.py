@@ -90,6 +90,19 @@ class Remembers(Gaussian):
     def loss(self, *arguments):
         self._steps += 1
         return super().loss(*arguments)
+class Counts(Gaussian):
+    def loss(self, *arguments):
+        object.__setattr__(self, "steps", getattr(self, "steps", 0) + 1)
+        return super().loss(*arguments)
+from functools import cached_property
+class Caches(Gaussian):
+    @cached_property
+    def half(self):
+        return torch.full((), 0.5)
+
+    def loss(self, *arguments):
+        terms = super().loss(*arguments)
+        return terms._replace(loss=self.half * terms.loss)
 import torch
 from pydantic import PrivateAttr
 class Averages(Gaussian):
@@ -428,6 +441,7 @@ def test_a_loss_of_a_notebook_fails_in_one_line(tiny_data: ImageData, monkeypatc
         ),
         ("Averages", "to keep nothing from step to step, got another _average, which --resume could not restore"),
         ("Remembers", "to keep nothing from step to step, got another _steps, which --resume could not restore"),
+        ("Counts", "to keep nothing from step to step, got another steps, which --resume could not restore"),
         ("Set", "scale: expected no assignment to self, got one; declare `scale: float = 1.0`"),
     ],
 )
@@ -442,3 +456,11 @@ def test_a_wrong_loss_is_refused_before_anything_is_written(
     assert message in errors
     assert len(errors.splitlines()) == 1
     assert not (project / "run").exists()
+
+
+def test_a_loss_may_cache_what_does_not_change(project: Path, run_cli: Cli) -> None:
+    (project / "losses.py").write_text(LOSSES)
+    recipe = ("--recipe", "recipe.yaml", "--objective", "losses.py:Caches")
+    code, out, errors = run_cli("train", *recipe, "--epochs", 1, "--out", "run", "--device", "cpu")
+    assert (code, errors) == (0, "")
+    assert "does not use" not in out

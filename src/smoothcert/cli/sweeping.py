@@ -102,7 +102,7 @@ def finish_and_report(runs: "Sequence[RunState]", resources: "Resources", out: P
 
 
 def parse_grid(overrides: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values of each key of `key=a,b,c`, each value once."""
+    """Return the values of each key of `key=a,b,c`."""
     grid: dict[str, list[str]] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -111,5 +111,7 @@ def parse_grid(overrides: Sequence[str]) -> dict[str, list[str]]:
         values = split_values(text)
         if "" in values:
             raise RequestError(f"--set {override}: expected comma-separated values, got an empty one; remove it")
-        grid[key] = list(dict.fromkeys(values))
+        if repeated := [value for value in values if values.count(value) > 1]:
+            raise RequestError(f"--set {override}: expected each value once, got {repeated[0]} twice; remove one")
+        grid[key] = values
     return grid

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from smoothcert.classifier import Classifier, evaluating, logits_of
 from smoothcert.errors import RequestError
+from smoothcert.noise import sigma_warning
 
 
 def check_batch(model: object, inputs: Tensor, labels: Tensor, targets: Tensor | None) -> None:
@@ -88,22 +89,34 @@ def explained_labels(labels: Tensor) -> Iterator[None]:
         ) from error
 
 
-def warn_about_clipping(inputs: Tensor, name: str) -> None:
-    """Warn if inputs are outside [0, 1], to which the adversarial examples of the method `name` are clipped.
+def warn_about_sigma(inputs: Tensor, sigma: float) -> None:
+    """Warn of a sigma that is probably in units of 0..255, for images in [0, 1]."""
+    text = sigma_warning(sigma)
+    if text is not None and inputs.ndim == 4 and _values_known(inputs) and _in_unit_interval(inputs):
+        warnings.warn(text, stacklevel=4)
 
-    It waits for the device. A captured or compiled step is not checked: the values are not known there.
-    """
-    capturing = inputs.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing or inputs.is_meta or torch.compiler.is_compiling():
-        return
-    low, high = (float(end) for end in torch.aminmax(inputs.detach()))
-    if low < 0 or high > 1:
+
+def warn_about_clipping(inputs: Tensor, name: str) -> None:
+    """Warn if inputs are outside [0, 1], to which the adversarial examples of the method `name` are clipped."""
+    if _values_known(inputs) and not _in_unit_interval(inputs):
         # The text is the same for all batches: then Python shows it once.
         warnings.warn(
             f"inputs: expected values in [0, 1], got others, and the attack of {name} clips to [0, 1]; put the "
             "normalisation into the model",
             stacklevel=4,
         )
+
+
+def _values_known(inputs: Tensor) -> bool:
+    """Whether this is neither a captured nor a compiled step, whose values are not known."""
+    capturing = inputs.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return not (capturing or inputs.is_meta or torch.compiler.is_compiling())
+
+
+def _in_unit_interval(inputs: Tensor) -> bool:
+    """Waits for the device."""
+    low, high = (float(end) for end in torch.aminmax(inputs.detach()))
+    return low >= 0 and high <= 1
 
 
 def _readable(labels: Tensor) -> bool:

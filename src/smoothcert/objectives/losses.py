@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from smoothcert import objectives
 from smoothcert.errors import RequestError
 from smoothcert.io.records import validated
-from smoothcert.noise import checked_sigma
+from smoothcert.noise import checked_sigma, sigma_warning
 from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, cross_entropy_under_noise, warm_up
 from smoothcert.objectives.consistency import Form
 from smoothcert.objectives.inner_attacks import Adversary as Adversary
@@ -42,6 +42,7 @@ from smoothcert.objectives.loss_arguments import (
     evaluated_teacher,
     explained_labels,
     warn_about_clipping,
+    warn_about_sigma,
 )
 from smoothcert.objectives.synchronized_pass import OneSynchronizedPass
 
@@ -139,6 +140,7 @@ class Loss(nn.Module):
         self.generator = generator
         self.epoch: int | None = None
         self.terms: dict[str, Tensor] = {}
+        self.sigma_checked = sigma_warning(self.sigma) is None
         attacks = isinstance(objective, objectives.SmoothAdv | objectives.SmoothMix)
         self.clipping_checked = not (attacks or getattr(objective, "adversary", None) is not None)
 
@@ -177,6 +179,9 @@ class Loss(nn.Module):
         # In 16 bits, draws close to 1 would become 1.
         factors = (scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(scalar.dtype))
         progress = Progress(self.sigma, *factors, scalar.new_full((), epoch), targets, teacher)
+        if not self.sigma_checked:
+            warn_about_sigma(inputs, self.sigma)
+            self.sigma_checked = True
         if not self.clipping_checked:  # once per module: the check waits for the device
             self.clipping_checked = True
             warn_about_clipping(inputs, objectives.name_in_recipes(self.objective))

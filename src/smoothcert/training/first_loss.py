@@ -13,7 +13,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import named_error
 from smoothcert.models.user_code import line_in
 from smoothcert.noise import NOISES
-from smoothcert.objectives import LossTerms, Progress, name_in_recipes
+from smoothcert.objectives import LossTerms, Objective, Progress, name_in_recipes
 from smoothcert.training.metrics import taken_name
 from smoothcert.training.recipe import TrainRecipe
 
@@ -55,12 +55,8 @@ def try_loss(
                     f"objective: expected {name}.loss() to have finite gradients, got others for {parameter}; look for "
                     "log(0), sqrt(0) and 0/0, also in the part that torch.where does not choose"
                 )
-            after = contents_of(objective.__pydantic_private__ or {})
-            if changed := [key for key, value in after.items() if value != private.get(key)]:
-                raise RequestError(
-                    f"objective: expected {name}.loss() to keep nothing from step to step, got another {changed[0]}, "
-                    "which --resume could not restore; keep it in your own network (--model), which is saved"
-                )
+            refuse_changes(name, private, contents_of(objective.__pydantic_private__ or {}))
+            attributes = other_attributes(objective)
             late = recipe.objective.in_epoch(recipe.epochs - 1)
             last = progress._replace(warmup=zero + 1, after_first_drop=zero + 1, epoch=zero + recipe.epochs - 1)
             steps = []
@@ -70,6 +66,7 @@ def try_loss(
                 with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):  # the same dropout
                     late.loss(network, x, y, drawn, last).loss.backward()
                 steps.append([p.grad for p in network.parameters() if p.grad is not None])
+            refuse_changes(name, attributes, other_attributes(late))
             if len(steps[0]) == len(steps[1]) and all(map(torch.equal, *steps)):
                 on_note(
                     f"{name}.loss() does not use its argument noise, so the network is not trained for the noise of "
@@ -84,6 +81,22 @@ def try_loss(
             network.zero_grad()
             network.load_state_dict(before)
             network.train(training)
+
+
+def refuse_changes(name: str, before: Mapping[str, object], after: Mapping[str, object]) -> None:
+    """Refuse a loss that changes its objective."""
+    if changed := [key for key, value in before.items() if key in after and after[key] != value]:
+        raise RequestError(
+            f"objective: expected {name}.loss() to keep nothing from step to step, got another {changed[0]}, "
+            "which --resume could not restore; keep it in your own network (--model), which is saved"
+        )
+
+
+def other_attributes(objective: Objective) -> dict[str, object]:
+    """The contents of the attributes that are no fields, such as cached properties, which may be set but not change."""
+    return contents_of(
+        {key: value for key, value in vars(objective).items() if key not in type(objective).model_fields}
+    )
 
 
 def without_finite_gradient(network: nn.Module) -> str | None:
