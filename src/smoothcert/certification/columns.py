@@ -93,18 +93,6 @@ class Columns:
         votes[self.votes_row[hit]] = self.votes_number[hit]
         return votes
 
-    @property
-    def chosen(self) -> Integers:
-        """The class that the first n0 votes chose; ABSTAIN where it is not known.
-
-        An abstention does not store it: it is the class with the stored count, if there is exactly one.
-        """
-        chosen = self.prediction.copy()
-        hit = (self.votes_number == self.count[self.votes_row]) & (self.prediction[self.votes_row] == ABSTAIN)
-        rows, first, fitting = np.unique(self.votes_row[hit], return_index=True, return_counts=True)
-        chosen[rows] = np.where(fitting == 1, self.votes_class[hit][first], ABSTAIN)
-        return chosen
-
     def at(self, positions: Integers) -> "Columns":
         """Some of the rows, by their ascending positions."""
         hit = np.isin(self.votes_row, positions)
