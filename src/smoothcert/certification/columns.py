@@ -1,4 +1,4 @@
-"""The rows of a certificates file as arrays, parsed and checked all at once."""
+"""The columns of a certificates file: their names, and its rows as arrays, parsed and checked all at once."""
 
 import math
 import re
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
+"""The columns of the field's tools."""
+COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
 """Far above any index or number of votes, and any class."""
 _NUMBER = "[0-9]{1,18}+"
