@@ -86,7 +86,7 @@ def train(
         weights_in(init)
     trained, continued = init is not None, stored is not None
     try:
-        recipe = choose_recipe(options, sigma, files.image_size, set_, files.load, trained=trained, continued=continued)
+        recipe = choose_recipe(options, sigma, files, set_, trained=trained, continued=continued)
     except RequestError as error:
         if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
