@@ -307,7 +307,7 @@ def _full_key(keys: list[str], objective: Any) -> list[str]:
 
 
 def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
-    if keys == ["objective"] or keys == ["objective", "name"]:
+    if keys in (["objective"], ["objective", "name"]):
         # Another method has other hyper-parameters: start from its defaults.
         if _is_reference(value):
             current = fields["objective"]
