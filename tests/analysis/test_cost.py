@@ -19,7 +19,7 @@ from smoothcert.analysis.cost import (
     draw_cost,
     training_costs,
 )
-from smoothcert.certification.certificates import FIELD_COLUMNS
+from smoothcert.certification.columns import FIELD_COLUMNS
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.results import write_settings
 from smoothcert.objectives import Adversary, Consistency, Gaussian, Macer, SmoothAdv, SmoothMix

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from smoothcert.attacks import attacked, ddn, project, smoothed_loss_and_gradient, smoothed_pgd, sphere_attack, unit
+from smoothcert.attacks import attacked, ddn, project, smoothed_pgd, sphere_attack
+from smoothcert.attacks.l2 import unit
+from smoothcert.attacks.smoothed_pgd import smoothed_loss_and_gradient
 
 SHAPES = [(1, 28, 28), (3, 8, 8), (5,)]
 BATCH, CLASSES, NOISES = 4, 3, 2

@@ -760,8 +760,8 @@ def test_recertify_refuses_a_file_without_rows(
 
 
 def test_the_time_left_is_extrapolated() -> None:
-    assert CertificationStatus(0, 10, 0.0, 0.0, 0.0, 0).seconds_left is None
-    assert CertificationStatus(4, 10, 0.0, 2.0, 100.0, 50).seconds_left == 3.0
+    assert CertificationStatus(0, 10, 0.0, 0.0, 0.0).seconds_left is None
+    assert CertificationStatus(4, 10, 0.0, 2.0, 100.0).seconds_left == 3.0
 
 
 @pytest.mark.parametrize("field", ["n", "n0", "batch_size"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smoothcert.data import ImageData, images_from_dataset
-from smoothcert.data.augmentation import AUGMENTATIONS, crop, flip, flip_and_crop
+from smoothcert.data.augmentation import AUGMENTATIONS, flip_and_crop
 from smoothcert.training.choices import Augmentation
 
 
@@ -42,9 +42,9 @@ def test_equals_a_loop_over_images(shape: tuple[int, ...], paddings: tuple[int, 
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(shape, generator=generator)
     uniform = torch.rand((shape[0], 3), generator=generator)
-    results = [augment(images, uniform).numpy() for augment in (flip_and_crop, crop, flip)]
+    results = [augment(images, uniform).numpy() for augment in AUGMENTATIONS.values() if augment is not None]
     rows, columns = (2 * padding + 1 for padding in paddings)
-    for image, (first, second, third), both, cut, mirrored in zip(
+    for image, (first, second, third), both, mirrored, cut in zip(
         images.numpy(), uniform.tolist(), *results, strict=True
     ):
         offsets = int(second * rows), int(third * columns)
@@ -123,7 +123,7 @@ def test_half_are_mirrored_and_all_offsets_are_equally_likely() -> None:
 
 @pytest.mark.usefixtures("no_reads")
 def test_no_value_is_read_from_the_device() -> None:
-    for augment in (flip_and_crop, crop, flip):
+    for augment in filter(None, AUGMENTATIONS.values()):
         augment(torch.rand((4, 3, 32, 32)), torch.rand((4, 3)))
     with pytest.raises(AssertionError, match="a value is read"):
         torch.rand(()).item()

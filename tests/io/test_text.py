@@ -149,7 +149,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_slow_work_has_a_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    status = CertificationStatus(1, 2, 0.5, images_per_second=0.00321, votes_per_second=0.6421, votes=200)
+    status = CertificationStatus(1, 2, 0.5, images_per_second=0.00321, votes_per_second=0.6421)
     with status_bar("run") as show:
         show(status)
     assert "1/2 ACR 0.500 5 min 12 s left 0.00321 img/s 0.642 votes/s" in " ".join(capsys.readouterr().out.split())
@@ -166,7 +166,7 @@ def test_log_file_gets_a_line_of_progress_per_minute(
     monkeypatch.setattr(progress, "LINE_SECONDS", pause)
     with status_bars(PlainConsole()) as show:
         for done in (1, 2):
-            show("run\x1b", CertificationStatus(done, 2, 0.5, 0.1, 10.0, 200))
+            show("run\x1b", CertificationStatus(done, 2, 0.5, 0.1, 10.0))
     out = capsys.readouterr().out.splitlines()
     assert sum(line.startswith(r"run\x1b: ") for line in out) == lines
     if lines:

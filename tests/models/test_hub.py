@@ -15,7 +15,8 @@ from torch import Tensor
 import smoothcert as sc
 from smoothcert.certification.certificates import read_certificates
 from smoothcert.errors import RequestError
-from smoothcert.models import HubClassifier, load_hub
+from smoothcert.models import load_hub
+from smoothcert.models.hub import HubClassifier
 from smoothcert.models.precision import at_precision
 from smoothcert.models.preprocessing import Preprocess, Preprocessing
 

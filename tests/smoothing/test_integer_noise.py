@@ -52,32 +52,33 @@ def machin_pi(bits: int) -> int:
 
 @pytest.mark.parametrize("sigma", [0.1, 0.5])
 def test_thresholds_by_another_series(sigma: float) -> None:
-    noise = IntegerGaussian(sigma)
+    law = integer_noise._law(sigma)
     scale = 255 * Fraction(sigma)
-    drawn = noise.thresholds
-    assert len(drawn) == 2 * noise.reach
+    drawn = law.thresholds.tolist()
+    assert len(drawn) == 2 * law.reach
     assert all(low + high == 2**BITS for low, high in zip(drawn, reversed(drawn), strict=True))
-    for j in {0, 1, 2, *range(3, noise.reach, 41), noise.reach - 1}:
-        assert drawn[noise.reach - 1 - j] == round(2**BITS * tail_by_alternating_series((j + Fraction(1, 2)) / scale))
+    for j in {0, 1, 2, *range(3, law.reach, 41), law.reach - 1}:
+        assert drawn[law.reach - 1 - j] == round(2**BITS * tail_by_alternating_series((j + Fraction(1, 2)) / scale))
     # Reach is where the next threshold would be no unit at all.
     assert drawn[0] >= 1
-    assert 2**BITS * tail_by_alternating_series((noise.reach + Fraction(1, 2)) / scale) < Fraction(1, 2)
+    assert 2**BITS * tail_by_alternating_series((law.reach + Fraction(1, 2)) / scale) < Fraction(1, 2)
 
 
 @pytest.mark.parametrize("sigma", [0.1])
 def test_thresholds_and_total_variation_by_mpmath(sigma: float) -> None:
     mpmath = pytest.importorskip("mpmath")
-    noise = IntegerGaussian(sigma)
+    law = integer_noise._law(sigma)
+    thresholds = law.thresholds.tolist()
     with mpmath.workdps(50):
         scale = 255 * mpmath.mpf(sigma)
-        j = range(-noise.reach, noise.reach)
+        j = range(-law.reach, law.reach)
         cumulative = [mpmath.ncdf((k + mpmath.mpf("0.5")) / scale) for k in j]
-        assert [int(mpmath.nint(2**BITS * c)) for c in cumulative] == list(noise.thresholds)
-        beyond = mpmath.ncdf(-(noise.reach + mpmath.mpf("0.5")) / scale)
+        assert [int(mpmath.nint(2**BITS * c)) for c in cumulative] == thresholds
+        beyond = mpmath.ncdf(-(law.reach + mpmath.mpf("0.5")) / scale)
         ideal = np.diff(np.array([beyond, *cumulative, 1 - beyond]))
-        drawn = np.diff(np.array([mpmath.mpf(t) / 2**BITS for t in (0, *noise.thresholds, 2**BITS)]))
+        drawn = np.diff(np.array([mpmath.mpf(t) / 2**BITS for t in (0, *thresholds, 2**BITS)]))
         distance = float((sum(abs(ideal - drawn)) + 2 * beyond) / 2)
-    assert distance <= noise.total_variation(1) < distance * (1 + 1e-9)
+    assert distance <= IntegerGaussian(sigma).total_variation(1) < distance * (1 + 1e-9)
 
 
 def test_normal_tail_has_120_bits() -> None:
@@ -94,7 +95,7 @@ def test_total_variation_on_imagenet(sigma: float) -> None:
     assert 0 < noise.total_variation(IMAGENET) < 1e-10
     assert noise.slack(IMAGENET) == SLACK == 1e-10
     # Without support far beyond six sigma this could not be: those tails alone weigh more.
-    assert noise.reach > 8.9 * 255 * sigma
+    assert integer_noise._law(sigma).reach > 8.9 * 255 * sigma
     assert IMAGENET * 2 * special.ndtr(-6) > 1e-10
 
 
@@ -135,8 +136,7 @@ def test_fast_path_equals_binary_search(sigma: float) -> None:
     law = integer_noise._law(sigma)
     edges = np.concatenate([law.thresholds, np.arange(1 << 16, dtype=np.int64) << 46, [2**BITS - 1]])
     uniforms = np.unique(np.clip(np.concatenate([edges - 1, edges, edges + 1]), 0, 2**BITS - 1))
-    plain = np.array(IntegerGaussian(sigma).thresholds, dtype=np.int64)
-    expected = np.searchsorted(plain, uniforms, side="right") - law.reach
+    expected = np.searchsorted(law.thresholds, uniforms, side="right") - law.reach
     heads = (uniforms >> 46).astype(np.uint16)
     undecided = law.answers[heads] == integer_noise._UNDECIDED
     tails = uniforms[undecided].astype(np.uint64) << np.uint64(18)
@@ -172,8 +172,9 @@ def test_draws_follow_the_law(draw: Callable[[IntegerGaussian, Tensor, int], Non
     noise = IntegerGaussian(sigma)
     out = torch.empty(400_000, dtype=torch.int16)
     draw(noise, out, 7)
-    counts = np.bincount(out.numpy().astype(np.int64) + noise.reach, minlength=2 * noise.reach + 1)
-    edges = (np.arange(-noise.reach, noise.reach) + 0.5) / (255 * sigma)
+    reach = integer_noise._law(sigma).reach
+    counts = np.bincount(out.numpy().astype(np.int64) + reach, minlength=2 * reach + 1)
+    edges = (np.arange(-reach, reach) + 0.5) / (255 * sigma)
     expected = len(out) * np.diff(special.ndtr(edges), prepend=0.0, append=1.0)
     common = expected >= 20
     pairs = [np.append(c[common], c[~common].sum()) for c in (counts, expected)]
@@ -224,7 +225,7 @@ def test_noise_that_rounds_to_zero() -> None:
     noise = IntegerGaussian(1e-4)
     out = torch.empty(100, dtype=torch.int16)
     noise.fill(out, 1)
-    assert noise.thresholds == ()
+    assert not len(integer_noise._law(1e-4).thresholds)
     assert not out.any()
     assert noise.total_variation(IMAGENET) < 1e-30
 
@@ -237,12 +238,13 @@ def test_table_and_lookup() -> None:
     exact = [Fraction(k, 255) for k in range(noise.lowest, noise.highest + 1)]
     assert table.tolist() == [float(np.float32(float(e))) for e in exact]
     images = torch.tensor([[0, 7, 255]], dtype=torch.int16)
-    shift = torch.tensor([[-3], [noise.reach], [-noise.reach]], dtype=torch.int16)
+    reach = integer_noise._law(0.25).reach
+    shift = torch.tensor([[-3], [reach], [-reach]], dtype=torch.int16)
     floats = noise.noisy_floats(images, shift, table)
     top, bottom = float(table[-1]), float(table[0])
     assert floats[0].tolist() == pytest.approx([-3 / 255, 4 / 255, 252 / 255], rel=1e-7)
-    assert floats[1].tolist() == pytest.approx([min((k + noise.reach) / 255, top) for k in (0, 7, 255)], rel=1e-7)
-    assert floats[2].tolist() == pytest.approx([bottom, bottom, max((255 - noise.reach) / 255, bottom)], rel=1e-7)
+    assert floats[1].tolist() == pytest.approx([min((k + reach) / 255, top) for k in (0, 7, 255)], rel=1e-7)
+    assert floats[2].tolist() == pytest.approx([bottom, bottom, max((255 - reach) / 255, bottom)], rel=1e-7)
     for wrong in (images.float(), images.to(torch.uint8)):
         with pytest.raises(ValueError, match="signed integers"):
             noise.noisy_floats(wrong, shift, table)

@@ -310,9 +310,8 @@ def test_bound_held_back_is_not_used_before_the_last_look() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.001, 0.05, 0.1, 1 / 3])
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
-def test_the_parts_of_alpha_do_not_exceed_it(alpha: float, share: float) -> None:
-    first, second = split_alpha(alpha, share)
+def test_the_parts_of_alpha_do_not_exceed_it(alpha: float) -> None:
+    first, second = split_alpha(alpha)
     assert Fraction(first) + Fraction(second) <= Fraction(alpha)
     assert first + second == pytest.approx(alpha, rel=1e-12)
 

@@ -20,8 +20,9 @@ import smoothcert as sc
 from smoothcert.certification.subject import Subject
 from smoothcert.data import ImageData, mnist
 from smoothcert.errors import RequestError
-from smoothcert.models import CifarResNet, Denoised, Normalize, UNet
+from smoothcert.models import CifarResNet, Denoised, Normalize
 from smoothcert.models.precision import at_precision
+from smoothcert.models.unet import UNet
 from smoothcert.objectives import Denoising, Progress
 from smoothcert.training.checkpoint import tensors_digest, write_new_run
 from smoothcert.training.denoiser import behind_denoiser, denoiser_recipe, load_denoiser

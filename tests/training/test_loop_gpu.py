@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from smoothcert.data import ImageData
 from smoothcert.distributed import Team
-from smoothcert.models import CifarResNet, Denoised, LeNet, Normalize, UNet
+from smoothcert.models import CifarResNet, Denoised, LeNet, Normalize
 from smoothcert.models.ensemble import Ensemble
 from smoothcert.models.precision import Precision, at_precision
+from smoothcert.models.unet import UNet
 from smoothcert.noise import NOISES
 from smoothcert.objectives import (
     Adversary,

@@ -46,8 +46,6 @@ def test_failing_runs_do_not_stop_the_others(
     assert isinstance(failures[tmp_path / "large"], RequestError)
     assert str(failures[tmp_path / "huge"]).endswith("a smaller batch_size or objective.num_noise, or fewer --jobs")
     assert load_run(tmp_path / "good").finished
-    with pytest.raises(RequestError, match="at least 1, got 0"):
-        train_together(jobs, 0, device="cpu")
 
 
 def test_host_stays_at_most_steps_ahead_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:

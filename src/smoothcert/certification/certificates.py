@@ -18,6 +18,8 @@ import numpy as np
 
 from smoothcert.certification.checks import RANDOMIZED, RowLimits, check_settings
 from smoothcert.certification.columns import (
+    COLUMNS,
+    FIELD_COLUMNS,
     LARGEST_CLASS,
     LARGEST_INTEGER,
     Columns,
@@ -37,8 +39,6 @@ from smoothcert.training.run_folder import CERTIFICATES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
-COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")
 KIND = "a certificates file"
 COLUMNS_WITH_COIN = (*COLUMNS, "coin")
 """The columns of a file with the randomized bound."""

@@ -58,7 +58,6 @@ class CertificationStatus:
     average_certified_radius: float
     images_per_second: float
     votes_per_second: float
-    votes: int
 
     @property
     def seconds_left(self) -> float | None:
@@ -306,7 +305,7 @@ class Certification:
         def report() -> None:
             seconds = max(time.perf_counter() - started, 1e-9)
             mean = radii / done if done else 0.0
-            on_progress(CertificationStatus(done, total, mean, fresh / seconds, votes / seconds, votes))
+            on_progress(CertificationStatus(done, total, mean, fresh / seconds, votes / seconds))
 
         report()
         for part in in_parts(todo, images_at_once(self.prepared.recipe)):

@@ -1,4 +1,4 @@
-"""The rows of a certificates file as arrays, parsed and checked all at once."""
+"""The columns of a certificates file: their names, and its rows as arrays, parsed and checked all at once."""
 
 import math
 import re
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+FIELD_COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
+"""The columns of the field's tools."""
+COLUMNS = (*FIELD_COLUMNS, "n0", "n", "count", "votes")
 LARGEST_INTEGER, LARGEST_CLASS = 10**12, 10**6
 """Far above any index or number of votes, and any class."""
 _NUMBER = "[0-9]{1,18}+"
@@ -92,18 +95,6 @@ class Columns:
         hit = self.votes_class == classes[self.votes_row]
         votes[self.votes_row[hit]] = self.votes_number[hit]
         return votes
-
-    @property
-    def chosen(self) -> Integers:
-        """The class that the first n0 votes chose; ABSTAIN where it is not known.
-
-        An abstention does not store it: it is the class with the stored count, if there is exactly one.
-        """
-        chosen = self.prediction.copy()
-        hit = (self.votes_number == self.count[self.votes_row]) & (self.prediction[self.votes_row] == ABSTAIN)
-        rows, first, fitting = np.unique(self.votes_row[hit], return_index=True, return_counts=True)
-        chosen[rows] = np.where(fitting == 1, self.votes_class[hit][first], ABSTAIN)
-        return chosen
 
     def at(self, positions: Integers) -> "Columns":
         """Some of the rows, by their ascending positions."""

@@ -4,8 +4,9 @@ import codecs
 import csv
 import re
 
-NEEDED = ("idx", "label", "predict", "radius")
-SIX = (*NEEDED, "correct", "time")
+from smoothcert.certification.columns import COLUMNS, FIELD_COLUMNS
+
+NEEDED = FIELD_COLUMNS[:4]
 
 
 def with_six_columns(content: bytes) -> bytes:
@@ -21,11 +22,11 @@ def with_six_columns(content: bytes) -> bytes:
     separator = next((mark for mark in "\t;," if mark in text), " ")
     names = [name.strip().lower() for name in _cells(text, separator)]
     is_table = all(name in names for name in NEEDED) and len(set(names)) == len(names)
-    complete = tuple(names) == (*SIX, "n0", "n", "count", "votes")
+    complete = tuple(names) == COLUMNS
     if not is_table or (complete and separator == "\t" and not header.startswith(codecs.BOM_UTF8)):
         return content
     lines = [_row(line, names, separator) for line in rest.decode("utf-8", "surrogateescape").split("\n")]
-    return "\n".join(["\t".join(SIX), *lines]).encode("utf-8", "surrogateescape")
+    return "\n".join(["\t".join(FIELD_COLUMNS), *lines]).encode("utf-8", "surrogateescape")
 
 
 def _cells(line: str, separator: str) -> list[str]:

@@ -3,7 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from smoothcert.certification.certificates import CertifiedImage, read_certificates, write_certificates
+from smoothcert.certification.certificates import (
+    CertificatesFile,
+    CertifiedImage,
+    read_certificates,
+    write_certificates,
+)
 from smoothcert.certification.checks import BOUNDS, ONE_SIDED, RANDOMIZED, RowLimits, bound_of
 from smoothcert.certification.serve.log import HEADER, format_answer, read_log, unlabelled
 from smoothcert.errors import RequestError
@@ -29,22 +34,9 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     if read_content(path, "a certificates file").startswith(HEADER.encode()):
         return _recertify_log(path, out, alpha, bound)
     file = read_certificates(path)
-    if not file.rows:
-        raise RequestError(f"{path}: expected certificates, got none; certify first")
-    settings = dict(file.settings)
-    if any(row.certificate.n == 0 and not settings.get("label_aware") for row in file.rows):
-        raise RequestError(f"{path}: stores no votes; recertify needs a certificates file that smoothcert wrote")
-    if not settings:
-        raise RequestError(f"{path}: expected its settings in {settings_path(path).name} next to it; restore it")
-    if settings.get("radii"):
-        raise RequestError(
-            f"{path}: its votes were stopped by a sequential test; certify again with the settings you want"
-        )
-    if settings.get("cascade"):
-        raise RequestError(
-            f"{path}: which stage of a cascade answers depends on alpha; certify again with the new alpha"
-        )
+    _refuse_unfit(file)
     refuse_existing(out)
+    settings = dict(file.settings)
     if missing := [key for key in ("alpha", "bound", "noise", "sigma") if settings.get(key) is None]:
         raise RequestError(
             f"{settings_path(path)}: expected the setting '{missing[0]}', got none; restore the file that certify wrote"
@@ -60,6 +52,25 @@ def recertify(path: str | Path, out: str | Path, *, alpha: float | None = None, 
     with new_result(out):
         write_certificates(out, rows, settings, {**file.provenance, "recertified_from": path.name})
     return len(rows)
+
+
+def _refuse_unfit(file: CertificatesFile) -> None:
+    """Refuse a file whose votes give no other certificates: it has none, or the number or the stage depends on them."""
+    path, settings = file.path, file.settings
+    if not file.rows:
+        raise RequestError(f"{path}: expected certificates, got none; certify first")
+    if any(row.certificate.n == 0 and not settings.get("label_aware") for row in file.rows):
+        raise RequestError(f"{path}: stores no votes; recertify needs a certificates file that smoothcert wrote")
+    if not settings:
+        raise RequestError(f"{path}: expected its settings in {settings_path(path).name} next to it; restore it")
+    if settings.get("radii"):
+        raise RequestError(
+            f"{path}: its votes were stopped by a sequential test; certify again with the settings you want"
+        )
+    if settings.get("cascade"):
+        raise RequestError(
+            f"{path}: which stage of a cascade answers depends on alpha; certify again with the new alpha"
+        )
 
 
 def bounded_again(row: CertifiedImage, limits: RowLimits) -> CertifiedImage:

@@ -121,16 +121,17 @@ def certify_target(
     request: CertifyOptions, target: Target, images: Images, device: torch.device, group: Team
 ) -> Target:
     """Certify the missing images of `target`; print warnings, notes and progress; return it with its final path."""
-    settings = target.settings
+    settings, first = target.settings, target.first
     if group.leads:
-        print_notes(request, target, images)
+        print_about_runs(target.subject, request.console.note, request.console.warn)
+        print_data_notes(request.console, images, None if first is None else first.recipe.dataset)
     with status_bar(f"certify {target.folder.name}", request.console.quiet) as show:
 
         def on_accuracy(accuracy: NoiseAccuracy) -> None:
             # Nothing is refused from here on. Reports read the recipe next to the certificates.
             if target.elsewhere is not None:
                 target.elsewhere.recipe.save(target.folder / RECIPE)
-            if accuracy.warning is None and target.first is None:  # of a run, the training has shown it
+            if accuracy.warning is None and first is None:  # of a run, the training has shown it
                 show.note(str(accuracy))
 
         def on_estimate(estimate: CertificationEstimate) -> None:
@@ -168,12 +169,6 @@ def print_result(request: CertifyOptions, target: Target, file: CertificatesFile
         console.note(f"{more}; a report uses all {len(rows):,}: choose another --name to keep them apart")
     if request.json_:
         print(json.dumps(for_machines(target, file, request.chosen_data(target.first)[0])), flush=True)
-
-
-def print_notes(request: CertifyOptions, target: Target, images: Images) -> None:
-    """Print what a user may want to know before the work begins."""
-    print_about_runs(target.subject, request.console.note, request.console.warn)
-    print_data_notes(request.console, images, target.first.recipe.dataset if target.first is not None else None)
 
 
 def for_machines(target: Target, file: CertificatesFile, dataset: str) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from smoothcert.cli.options import (
     optional,
 )
 from smoothcert.cli.recipes import refuse_twice
-from smoothcert.cli.training import refuse_used_folder
 from smoothcert.data.datasets import is_data_code, refuse_absent_data
 from smoothcert.errors import RequestError
 from smoothcert.io.console import leads
+from smoothcert.training.run_folder import refuse_existing_run
 
 
 def train_denoiser(
@@ -63,7 +63,8 @@ def train_denoiser(
     named |= {"model": model, "epochs": epochs}
     refuse_twice({**named, "stability_weight": stability_weight}, set_)
     refuse_absent_data(dataset)
-    refuse_used_folder(out, resume)
+    if not resume:
+        refuse_existing_run(out)  # before data are downloaded or read
     from smoothcert.distributed import find_device, meet
     from smoothcert.report.progress import print_data_notes, train_with_bar
     from smoothcert.training.default_recipe import default_batch_size

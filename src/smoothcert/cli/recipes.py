@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smoothcert.cli.options import DATASET, Epochs, console
-from smoothcert.data.datasets import DatasetReader, refuse_absent_data, refuse_data_code
+from smoothcert.cli.options import DATASET, Epochs, ImageOptions, console
+from smoothcert.data.datasets import refuse_absent_data, refuse_data_code
 from smoothcert.errors import RequestError
 from smoothcert.io.field_errors import LETTERS
 from smoothcert.training.run_folder import RECIPE
@@ -86,9 +86,8 @@ def refuse_twice(fields: Mapping[str, object], changes: Sequence[str], advice: s
 def choose_recipe(
     options: RecipeOptions,
     sigma: float | None,
-    image_size: int | None,
+    files: ImageOptions,
     changes: Sequence[str],
-    load: DatasetReader,
     *,
     trained: bool = False,
     continued: bool = False,
@@ -97,10 +96,10 @@ def choose_recipe(
 ) -> "TrainRecipe":
     """Return the recipe that `options` name, at the noise level `sigma`, with the `changes` of --set.
 
-    Code that only a file names is refused: the user has to name it as well. `load` is called if the recipe depends on
-    the images, and on whether training starts from `trained` weights. A recipe of a run that is `continued` may be of
-    an earlier version. Defaults that were chosen are printed unless `silent`. Fields that are `varied` get their values
-    later.
+    Code that only a file names is refused: the user has to name it as well. The images are read, as `files` says, if
+    the recipe depends on them, and on whether training starts from `trained` weights. A recipe of a run that is
+    `continued` may be of an earlier version. Defaults that were chosen are printed unless `silent`. Fields that are
+    `varied` get their values later.
     """
     from smoothcert.papers.presets import FINETUNE, PRESETS
     from smoothcert.papers.presets import preset as find_preset
@@ -110,12 +109,12 @@ def choose_recipe(
     file = options.recipe
     if options.preset is not None and file is not None:
         raise RequestError("give --preset or --recipe, not both")
-    named = options.fields(sigma, image_size)
+    named = options.fields(sigma, files.image_size)
     refuse_twice(named, changes)
     if options.preset is not None:
         chosen = find_preset(options.preset, named.pop("sigma"))
     elif file is None:
-        chosen = recipe_for_data(options, sigma, image_size, load, trained)
+        chosen = recipe_for_data(options, sigma, files, trained)
         named = {}
     else:
         chosen = load_run_recipe(file) if continued else load_train_recipe(file)
@@ -188,9 +187,7 @@ def note_other_defaults(replaced: "Objective", objective: "Objective") -> None:
         console.note(text)
 
 
-def recipe_for_data(
-    options: RecipeOptions, sigma: float | None, image_size: int | None, load: DatasetReader, trained: bool
-) -> "TrainRecipe":
+def recipe_for_data(options: RecipeOptions, sigma: float | None, files: ImageOptions, trained: bool) -> "TrainRecipe":
     """Return the default recipe for the data set and the method of a request."""
     if options.dataset is None:
         raise RequestError(
@@ -211,13 +208,13 @@ def recipe_for_data(
     if options.model is not None:
         check_name(options.model)
         check_own_code(options.model)
-    images = load(options.dataset, "train", image_size)
+    images = files.load(options.dataset, "train", files.image_size)
     return default_recipe(
         images,
         options.dataset,
         sigma,
         options.objective,
-        image_size=image_size,
+        image_size=files.image_size,
         model=options.model,
         epochs=options.epochs,
         trained=trained,

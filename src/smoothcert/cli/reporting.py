@@ -140,8 +140,6 @@ def report(
     if check is not None:
         _check(check, request if request.runs else ReportRequest.stored_in(check))
         return
-    if not request.runs:
-        raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
     formats = [f.strip() for f in format_.split(",")]
     for option, value, needed in (
         ("--columns", request.columns, "tex"),

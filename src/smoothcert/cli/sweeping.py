@@ -50,9 +50,8 @@ def sweep(
         f"sigma{value:g}" if len(sigmas) > 1 else "": choose_recipe(
             options,
             value,
-            files.image_size,
+            files,
             fixed,
-            files.load,
             silent=value != sigmas[0],  # the defaults are the same for all
             varied=varied,
         )

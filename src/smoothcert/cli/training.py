@@ -80,12 +80,13 @@ def train(
     if out is not None and resume and options.preset is None and options.recipe is None:
         stored = stored_recipe(out, startable=name is not None)
         options = replace(options, recipe=stored)
-    refuse_used_folder(out, resume)
+    if out is not None and not resume:
+        refuse_existing_run(out)  # before data are downloaded or read
     if init is not None:
         weights_in(init)
     trained, continued = init is not None, stored is not None
     try:
-        recipe = choose_recipe(options, sigma, files.image_size, set_, files.load, trained=trained, continued=continued)
+        recipe = choose_recipe(options, sigma, files, set_, trained=trained, continued=continued)
     except RequestError as error:
         if any(len(split_values(text.partition("=")[2])) > 1 for text in set_):
             raise RequestError(f"{error}; for one run per value of key=a,b use `smoothcert sweep`") from error
@@ -160,12 +161,6 @@ def stored_recipe(out: Path, *, startable: bool) -> Path | None:
             f"{out}: holds no run to continue; name its run by --out, or give --preset NAME for a new one"
         )
     return None
-
-
-def refuse_used_folder(out: Path | None, resume: bool) -> None:
-    """Refuse a folder that training would refuse, before data are downloaded or read."""
-    if out is not None and not resume:
-        refuse_existing_run(out)
 
 
 def import_(

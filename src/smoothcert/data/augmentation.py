@@ -1,6 +1,7 @@
 """Random flips and crops of training images, for images of any size."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,31 +13,13 @@ PADDED_SHARE = 8
 """Before a crop, a side of n pixels gets n // 8 zeros at each end: 4 for 32 pixels, 28 for 224."""
 
 
-def flip_and_crop(images: Tensor, uniform: Tensor) -> Tensor:
+def flip_and_crop(images: Tensor, uniform: Tensor, *, flipped: bool = True, cropped: bool = True) -> Tensor:
     """Crop each image of [b, c, h, w] at random from its zero-padded copy, and mirror half of them.
 
     `uniform` [b, 3] in [0, 1) decides: [:, 0] < 0.5 mirrors left and right, [:, 1] and [:, 2] choose the vertical and
     the horizontal offset of the crop, uniformly from 0 to twice the padding. Shapes are static, and no value is read
     from the device.
     """
-    return _moved(images, uniform, flipped=True, cropped=True)
-
-
-def crop(images: Tensor, uniform: Tensor) -> Tensor:
-    """As `flip_and_crop`, but never mirrored."""
-    return _moved(images, uniform, flipped=False, cropped=True)
-
-
-def flip(images: Tensor, uniform: Tensor) -> Tensor:
-    """As `flip_and_crop`, but never cropped."""
-    return _moved(images, uniform, flipped=True, cropped=False)
-
-
-AUGMENTATIONS: Mapping[str, Augment | None] = {"flip-crop": flip_and_crop, "flip": flip, "crop": crop, "none": None}
-"""By their names in recipes."""
-
-
-def _moved(images: Tensor, uniform: Tensor, *, flipped: bool, cropped: bool) -> Tensor:
     batch, channels, height, width = images.shape
     down, across = (side // PADDED_SHARE if cropped else 0 for side in (height, width))
     columns = torch.arange(width, device=images.device).expand(batch, width)
@@ -48,6 +31,15 @@ def _moved(images: Tensor, uniform: Tensor, *, flipped: bool, cropped: bool) -> 
     padded = functional.pad(images, (across, across, down, down))
     cut = padded.gather(2, rows[:, None, :, None].expand(batch, channels, height, padded.shape[3]))
     return cut.gather(3, columns[:, None, None, :].expand(batch, channels, height, width))
+
+
+AUGMENTATIONS: Mapping[str, Augment | None] = {
+    "flip-crop": flip_and_crop,
+    "flip": partial(flip_and_crop, cropped=False),
+    "crop": partial(flip_and_crop, flipped=False),
+    "none": None,
+}
+"""By their names in recipes."""
 
 
 def _offsets(uniform: Tensor, padding: int) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +61,8 @@ def load_folder(
     decoder = _decoder(files, heads, image_size, channels)
     in_memory = len(files) * math.prod(decoder.shape) <= in_memory_bytes
     images = torch.empty((len(files) if in_memory else 0, *decoder.shape), dtype=torch.uint8, device="cpu")
-    with _bar() as bar:
-        for index in bar.track(heads if in_memory or skip_unreadable else (), description=f"decoding {root}"):
-            try:
-                pixels = torch.from_numpy(decoder.centre(files[index]))
-            except WorkError as error:
-                unreadable[index] = error
-                continue
-            if in_memory:
-                images[index].copy_(pixels)
+    if in_memory or skip_unreadable:
+        unreadable |= _decode(files, heads, decoder, images if in_memory else None)
     skipped: tuple[str, ...] = ()
     if unreadable:
         readable = [index for index in heads if index not in unreadable]
@@ -183,6 +176,21 @@ def _heads(files: FileList) -> tuple[dict[int, ImageHead], dict[int, WorkError]]
             except WorkError as error:
                 unreadable[index] = error
     return heads, unreadable
+
+
+def _decode(files: FileList, indices: Iterable[int], decoder: Decoder, images: Tensor | None) -> dict[int, WorkError]:
+    """Decode the files with these `indices`, into `images` if given; return the errors of those that fail."""
+    unreadable: dict[int, WorkError] = {}
+    with _bar() as bar:
+        for index in bar.track(indices, description=f"decoding {files.root}"):
+            try:
+                pixels = torch.from_numpy(decoder.centre(files[index]))
+            except WorkError as error:
+                unreadable[index] = error
+                continue
+            if images is not None:
+                images[index].copy_(pixels)
+    return unreadable
 
 
 def _bar() -> Progress:

@@ -111,12 +111,10 @@ def write_content(path: Path, content: bytes) -> None:
         temporary.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
-def compress(path: Path) -> Path:
-    """Replace a file by its compressed form, and return its path."""
-    packed = compressed_form(path)
-    write_content(packed, path.read_bytes())
+def compress(path: Path) -> None:
+    """Replace a file by its compressed form."""
+    write_content(compressed_form(path), path.read_bytes())
     path.unlink()
-    return packed
 
 
 @contextmanager

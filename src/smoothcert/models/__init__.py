@@ -11,7 +11,6 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import did_you_mean
 from smoothcert.models.denoised import Denoised as Denoised
 from smoothcert.models.densenet import DenseNet40
-from smoothcert.models.hub import HubClassifier as HubClassifier
 from smoothcert.models.hub import is_hub as is_hub
 from smoothcert.models.hub import load_hub as load_hub
 from smoothcert.models.hub import output_names as output_names
@@ -19,7 +18,7 @@ from smoothcert.models.lenet import LeNet as LeNet
 from smoothcert.models.normalize import Normalize as Normalize
 from smoothcert.models.resnet50 import ResNet50
 from smoothcert.models.resnet_cifar import CifarResNet as CifarResNet
-from smoothcert.models.unet import UNet as UNet
+from smoothcert.models.unet import UNet
 from smoothcert.models.user_code import as_module as as_module
 from smoothcert.models.user_code import check_outputs as check_outputs
 from smoothcert.models.user_code import check_own_code as check_own_code

@@ -66,16 +66,6 @@ class IntegerGaussian:
         if not 0 < self.sigma <= LARGEST_SIGMA:
             raise RequestError(f"sigma: expected 0 < sigma <= {LARGEST_SIGMA:g} for integer noise, got {self.sigma}")
 
-    @property
-    def reach(self) -> int:
-        """The largest noise: beyond it every threshold rounds to 0 or to 2^62."""
-        return _law(self.sigma).reach
-
-    @property
-    def thresholds(self) -> tuple[int, ...]:
-        """2^62 P(K <= j) for j = -reach..reach - 1, each rounded to the nearest integer. Symmetric, as the noise is."""
-        return tuple(_law(self.sigma).thresholds.tolist())
-
     def total_variation(self, num_pixels: int) -> float:
         """An upper bound on the total variation between drawn and ideal noise on `num_pixels` values.
 
@@ -160,7 +150,9 @@ class _Law:
     """Distribution of the drawn noise, computed once per sigma."""
 
     reach: int
+    """The largest noise: beyond it every threshold rounds to 0 or to 2^62."""
     thresholds: np.ndarray
+    """2^62 P(K <= j) for j = -reach..reach - 1, each rounded to the nearest integer. Symmetric, as the noise is."""
     error: float
     """Upper bound on the total variation of one pixel."""
     answers: np.ndarray

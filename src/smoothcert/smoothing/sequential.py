@@ -232,13 +232,13 @@ class GridRun:
         return self.test.qs[self.claimed - 1] if self.claimed else 1.0
 
 
-def split_alpha(alpha: float, sequential_share: float = 0.3) -> tuple[float, float]:
+def split_alpha(alpha: float) -> tuple[float, float]:
     """Divide alpha between sequential tests and a Clopper-Pearson bound that is reserved for n_max.
 
     Either can be false with at most its own part, on the same votes, so both hold with probability at least
     1 - alpha: the parts add up to at most alpha, and no independence is needed.
     """
-    sequential = alpha * sequential_share
+    sequential = 0.3 * alpha
     return sequential, math.nextafter(alpha - sequential, 0.0)
 
 

@@ -58,20 +58,9 @@ def train(
     metrics for TensorBoard or Weights & Biases too. `on_epoch` is called after each epoch with the run and its metrics;
     an exception in it stops training.
     """
-    if not isinstance(recipe, TrainRecipe):
-        raise RequestError(
-            f"recipe: expected a TrainRecipe, got {type(recipe).__name__}; use preset(NAME) or TrainRecipe(...)"
-        )
-    if not isinstance(model, nn.Module | None):
-        raise RequestError(
-            f"model: expected a torch module to train, got {given_type(model)}; give an nn.Module with its weights"
-        )
-    if not hasattr(evaluate_every, "__index__") or evaluate_every < 0:
-        raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every!r}")
+    _check_arguments(recipe, model, evaluate_every, compile)
     if on_epoch is not None:
         _check_takes_run_and_metrics(on_epoch)
-    if compile not in (known := get_args(Compiling)):
-        raise RequestError(f"compile: expected one of {', '.join(known)}, got {compile}; choose one of these")
     if model is not None and recipe.model in MODELS:
         recipe = recipe.model_copy(update={"model": type(model).__name__})  # what files and reports call it
     planned = recipe.dataset
@@ -117,6 +106,22 @@ def train(
         on_note=on_note,
     )
     return load(out, code=recipe.model if is_code(recipe.model) and model is None else None, model=model)
+
+
+def _check_arguments(recipe: object, model: object, evaluate_every: int, compile: str) -> None:
+    """Refuse arguments of other types than those of `train`."""
+    if not isinstance(recipe, TrainRecipe):
+        raise RequestError(
+            f"recipe: expected a TrainRecipe, got {type(recipe).__name__}; use preset(NAME) or TrainRecipe(...)"
+        )
+    if not isinstance(model, nn.Module | None):
+        raise RequestError(
+            f"model: expected a torch module to train, got {given_type(model)}; give an nn.Module with its weights"
+        )
+    if not hasattr(evaluate_every, "__index__") or evaluate_every < 0:
+        raise RequestError(f"evaluate_every: expected 0 (never) or a number of epochs, got {evaluate_every!r}")
+    if compile not in (known := get_args(Compiling)):
+        raise RequestError(f"compile: expected one of {', '.join(known)}, got {compile}; choose one of these")
 
 
 def _check_takes_run_and_metrics(on_epoch: Callable[..., Any]) -> None:

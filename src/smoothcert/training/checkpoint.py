@@ -321,19 +321,8 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
         )
     path = folder / MODEL
     file = read_model_file(path)
-    built_in, same_code = model is None and code is None, None
-    if model is None:
-        name = file.recipe.model
-        if not is_known(name):
-            raise RequestError(
-                f"{folder}: expected a built-in network or named code, got {name}, which was given to `train` in "
-                "Python; load it with load(PATH, model=network), or use its weights on the command line: --model "
-                f"FILE.py:function --init {folder}"
-            )
-        same_code = _is_same_code(file, code)
-        if code is not None and same_code:
-            name = code  # wherever the file is now
-        refuse_code(folder, name, code)
+    built_in = model is None and code is None
+    name, same_code = _allowed_network(folder, file, code) if model is None else ("", None)
     try:
         if model is None:
             with torch.random.fork_rng(devices=[]):  # the weights that it draws are replaced
@@ -355,6 +344,25 @@ def load_run(folder: Path, code: str | None = None, *, model: nn.Module | None =
     except DAMAGE as error:
         raise _damaged_model(path, error) from error
     return Run(folder, file.recipe, file.spec, model.eval(), file.epoch, file.provenance, same_code is False)
+
+
+def _allowed_network(folder: Path, file: ModelFile, code: str | None) -> tuple[str, bool | None]:
+    """The network to build for the run in `folder`, which `code` may name elsewhere; and what `_is_same_code` says.
+
+    A network that was given to `train` in Python, and code that `code` does not name, are refused.
+    """
+    name = file.recipe.model
+    if not is_known(name):
+        raise RequestError(
+            f"{folder}: expected a built-in network or named code, got {name}, which was given to `train` in "
+            "Python; load it with load(PATH, model=network), or use its weights on the command line: --model "
+            f"FILE.py:function --init {folder}"
+        )
+    same_code = _is_same_code(file, code)
+    if code is not None and same_code:
+        name = code  # wherever the file is now
+    refuse_code(folder, name, code)
+    return name, same_code
 
 
 def _is_same_code(file: ModelFile, code: str | None) -> bool | None:

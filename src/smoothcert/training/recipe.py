@@ -174,7 +174,7 @@ class TrainRecipe(Recipe):
         return self.batch_size // self.objective.num_noise if self.objective.chunked else self.batch_size
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "TrainRecipe":
+    def _limited_numbers(self) -> Self:
         for name, value in flattened(self.to_mapping()).items():
             if not isinstance(value, int | float):
                 continue
@@ -186,6 +186,10 @@ class TrainRecipe(Recipe):
                 continue  # limited where it is declared, or by memory
             if value > most:
                 raise ValueError(f"{name}: expected at most {most:g}, got {shown(repr(value))}")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
         if self.objective.chunked and self.batch_size % self.objective.num_noise:
             raise ValueError(
                 f"batch_size: expected a multiple of objective.num_noise = {self.objective.num_noise}, "
@@ -199,6 +203,10 @@ class TrainRecipe(Recipe):
             raise ValueError("teacher: expected a built-in network and objective without a teacher, got another one")
         if self.nesterov and (not self.momentum or self.optimizer != "sgd"):
             raise ValueError(f"nesterov: expected false for {self.optimizer} with momentum {self.momentum:g}, got true")
+        return self
+
+    @model_validator(mode="after")
+    def _epochs_in_order(self) -> Self:
         if list(self.learning_rate_drops) != sorted(set(self.learning_rate_drops)):
             raise ValueError(f"learning_rate_drops: expected rising epochs, got {list(self.learning_rate_drops)}")
         end = min([self.epochs, *(self.learning_rate_drops if self.schedule == "step" else ())])
@@ -299,7 +307,7 @@ def _full_key(keys: list[str], objective: Any) -> list[str]:
 
 
 def _set(fields: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
-    if keys == ["objective"] or keys == ["objective", "name"]:
+    if keys in (["objective"], ["objective", "name"]):
         # Another method has other hyper-parameters: start from its defaults.
         if _is_reference(value):
             current = fields["objective"]

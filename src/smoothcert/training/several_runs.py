@@ -12,7 +12,7 @@ import torch
 
 from smoothcert.data import Images
 from smoothcert.distributed import TRAINING_SECONDS, find_device, out_of_memory, team
-from smoothcert.errors import RequestError, WorkError
+from smoothcert.errors import WorkError
 from smoothcert.training.device import new_stream, training_device
 from smoothcert.training.loop import TOO_LITTLE_MEMORY, training_steps
 from smoothcert.training.recipe import TrainRecipe
@@ -42,8 +42,6 @@ def train_together(
     overlap. Each run gives the same result as alone, except for its peak memory, which is that of all runs. All runs
     wait while one is saved, so each of n runs is saved n times less often than alone.
     """
-    if jobs < 1:
-        raise RequestError(f"jobs: expected at least 1, got {jobs}")
     on_device = find_device(device)
     at_once = min(jobs, len(runs))
     waiting = list(runs)
