@@ -18,6 +18,7 @@ from PIL import Image
 from scipy.stats import beta, norm
 from torch import nn
 
+from smoothcert.certification import estimate
 from smoothcert.certification.attack_file import read_attacks
 from smoothcert.certification.estimate import (
     FEWEST_IMAGES,
@@ -132,6 +133,29 @@ def test_the_estimate_names_options_that_are_faster_on_a_gpu(
     assert faster_options(counter, torch.device("cuda")) == options
     text = CertificationEstimate(10_000, 100_100, 1e-5, options).in_words(CertifySettings(), 10_000)
     assert f"; {' '.join(options)} may be several times faster; --skip" in text or not options
+
+
+@pytest.mark.parametrize(
+    ("stalled", "sizes", "each"),
+    [
+        ((), [2, 4, 8, 16, 32, 64], 0.4 / 64),
+        ((16, 64), [2, 4, 8, 16, 32, 64, 128], 0.72 / 128),
+        ((128,), None, 0.4 / 64),
+    ],
+)
+def test_a_measurement_that_was_held_up_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, stalled: tuple[int, ...], sizes: list[int] | None, each: float
+) -> None:
+    """A call takes 80 ms and 5 ms per input, and ten seconds more where another program holds it up."""
+    measured: list[int] = []
+
+    def timed(work: object, size: int, device: object) -> float:
+        measured.append(size)
+        return 0.08 + 0.005 * size + 10 * (size in stalled)
+
+    monkeypatch.setattr(estimate, "_timed", timed)
+    assert estimate.seconds_per_input(lambda size: None, 128, torch.device("cpu")) == pytest.approx(each)
+    assert sizes is None or measured[::2] == sizes
 
 
 @pytest.mark.parametrize("seconds_per_vote", [1e-6, 2e-5, 3e-4, 4e-3, 1.0])

@@ -1,5 +1,6 @@
 """How long a certification takes on this machine, measured in forward passes of its own network before it starts."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from smoothcert.smoothing.votes import VoteCounter
 
 LONG_ENOUGH = 0.3
 """Seconds of a reliable measurement."""
+STALLED = 3.0
 LONG = 600.0
 """Seconds of a certification that is worth a warning; shorter ones are measured only roughly."""
 SHORT = 300.0
@@ -97,14 +99,17 @@ def seconds_per_input(
 ) -> float:
     """Double the batch, from `start` to `most`, until a call takes LONG_ENOUGH; return its seconds per input.
 
-    Small batches take more time per input. If `enough` of this time is true, the measurement ends with it.
+    Small batches take more time per input. If `enough` of this time is true, the measurement ends with it. A call with
+    STALLED times as much per input as one with fewer inputs does not count: other programs have held it up.
     """
-    size = min(start, most)
+    size, each = min(start, most), math.inf
     work(size)  # the first call sets things up
     while True:
         seconds = min(_timed(work, size, device) for _ in range(2))
-        if seconds >= LONG_ENOUGH or size == most or enough(seconds / size):
-            return seconds / size
+        stalled = seconds / size > STALLED * each
+        each = each if stalled else seconds / size
+        if (seconds >= LONG_ENOUGH and not stalled) or size == most or enough(each):
+            return each
         size = min(2 * size, most)
 
 
