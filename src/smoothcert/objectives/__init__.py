@@ -1,5 +1,6 @@
 """Training methods, one file per method: `docs/add-an-objective.md` says how to add one."""
 
+from smoothcert.errors import RequestError
 from smoothcert.objectives.base import LossTerms as LossTerms
 from smoothcert.objectives.base import Objective as Objective
 from smoothcert.objectives.base import Progress as Progress
@@ -38,3 +39,13 @@ def name_in_recipes(objective: Objective) -> str:
         return objective.reference
     kind = type(objective)
     return objective.name if is_built_in(objective) else REFERENCES.get(kind, f"{kind.__module__}:{kind.__qualname__}")
+
+
+def checked_terms(objective: Objective, result: object) -> LossTerms:
+    """Return the `result` of `objective.loss`; refuse what is no LossTerms."""
+    if not isinstance(result, LossTerms):
+        raise RequestError(
+            f"objective: expected {name_in_recipes(objective)}.loss() to return LossTerms(loss, terms, noisy_logits), "
+            f"got {type(result).__name__}"
+        )
+    return result

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from smoothcert.classifier import Classifier, evaluating, logits_of
 from smoothcert.errors import RequestError
-from smoothcert.noise import sigma_warning
 
 
 def check_batch(model: object, inputs: Tensor, labels: Tensor, targets: Tensor | None) -> None:
@@ -89,10 +88,9 @@ def explained_labels(labels: Tensor) -> Iterator[None]:
         ) from error
 
 
-def warn_about_sigma(inputs: Tensor, sigma: float) -> None:
-    """Warn of a sigma that is probably in units of 0..255, for images in [0, 1]."""
-    text = sigma_warning(sigma)
-    if text is not None and inputs.ndim == 4 and _values_known(inputs) and _in_unit_interval(inputs):
+def warn_about_sigma(inputs: Tensor, text: str) -> None:
+    """Give the warning `text` about sigma if the inputs are images in [0, 1]."""
+    if inputs.ndim == 4 and _values_known(inputs) and _in_unit_interval(inputs):
         warnings.warn(text, stacklevel=4)
 
 

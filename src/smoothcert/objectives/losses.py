@@ -30,7 +30,7 @@ from smoothcert import objectives
 from smoothcert.errors import RequestError
 from smoothcert.io.records import validated
 from smoothcert.noise import checked_sigma, sigma_warning
-from smoothcert.objectives.base import Classifier, LossTerms, Objective, Progress, cross_entropy_under_noise, warm_up
+from smoothcert.objectives.base import Classifier, Objective, Progress, cross_entropy_under_noise, warm_up
 from smoothcert.objectives.consistency import Form
 from smoothcert.objectives.inner_attacks import Adversary as Adversary
 from smoothcert.objectives.inner_attacks import NoiseAttack as NoiseAttack
@@ -140,7 +140,7 @@ class Loss(nn.Module):
         self.generator = generator
         self.epoch: int | None = None
         self.terms: dict[str, Tensor] = {}
-        self.sigma_checked = sigma_warning(self.sigma) is None
+        self.sigma_warning = sigma_warning(self.sigma)
         attacks = isinstance(objective, objectives.SmoothAdv | objectives.SmoothMix)
         self.clipping_checked = not (attacks or getattr(objective, "adversary", None) is not None)
 
@@ -179,9 +179,9 @@ class Loss(nn.Module):
         # In 16 bits, draws close to 1 would become 1.
         factors = (scalar.new_full((), factor), scalar.new_full((), dropped), uniform.to(scalar.dtype))
         progress = Progress(self.sigma, *factors, scalar.new_full((), epoch), targets, teacher)
-        if not self.sigma_checked:
-            warn_about_sigma(inputs, self.sigma)
-            self.sigma_checked = True
+        if self.sigma_warning is not None:
+            warn_about_sigma(inputs, self.sigma_warning)
+            self.sigma_warning = None
         if not self.clipping_checked:  # once per module: the check waits for the device
             self.clipping_checked = True
             warn_about_clipping(inputs, objectives.name_in_recipes(self.objective))
@@ -189,12 +189,7 @@ class Loss(nn.Module):
             model = OneSynchronizedPass(model)
         with explained_labels(labels):
             result = self.objective.in_epoch(epoch).loss(model, inputs, labels.long(), noise, progress)
-        if not isinstance(result, LossTerms):
-            name = objectives.name_in_recipes(self.objective)
-            raise RequestError(
-                f"objective: expected {name}.loss() to return LossTerms(loss, terms, noisy_logits), "
-                f"got {type(result).__name__}"
-            )
+        result = objectives.checked_terms(self.objective, result)
         self.terms = {name: term.detach() for name, term in result.terms.items()}
         return result.loss
 

@@ -13,7 +13,7 @@ from smoothcert.errors import RequestError
 from smoothcert.io.text import named_error
 from smoothcert.models.user_code import line_in
 from smoothcert.noise import NOISES
-from smoothcert.objectives import LossTerms, Objective, Progress, name_in_recipes
+from smoothcert.objectives import LossTerms, Objective, Progress, checked_terms, name_in_recipes
 from smoothcert.training.metrics import taken_name
 from smoothcert.training.recipe import TrainRecipe
 
@@ -46,7 +46,7 @@ def try_loss(
         try:
             objective = recipe.objective.in_epoch(0)
             private = contents_of(objective.__pydantic_private__ or {})
-            result: Any = objective.loss(network.train(), x, y, noise, progress)
+            result = checked_terms(recipe.objective, objective.loss(network.train(), x, y, noise, progress))
             if (fault := broken_rule(result, images, data.num_classes)) is not None:
                 raise RequestError(f"objective: expected {name}.loss() to return {fault}")
             result.loss.backward()
@@ -59,15 +59,15 @@ def try_loss(
             attributes = other_attributes(objective)
             late = recipe.objective.in_epoch(recipe.epochs - 1)
             last = progress._replace(warmup=zero + 1, after_first_drop=zero + 1, epoch=zero + recipe.epochs - 1)
-            steps = []
+            gradients = []
             for drawn in (noise, other_noise):
                 network.zero_grad()
                 network.load_state_dict(before)
                 with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):  # the same dropout
                     late.loss(network, x, y, drawn, last).loss.backward()
-                steps.append([p.grad for p in network.parameters() if p.grad is not None])
+                gradients.append([p.grad for p in network.parameters() if p.grad is not None])
             refuse_changes(name, attributes, other_attributes(late))
-            if len(steps[0]) == len(steps[1]) and all(map(torch.equal, *steps)):
+            if len(gradients[0]) == len(gradients[1]) and all(map(torch.equal, *gradients)):
                 on_note(
                     f"{name}.loss() does not use its argument noise, so the network is not trained for the noise of "
                     "certification; use logits_under_noise(classifier, images, noise)"
@@ -126,10 +126,8 @@ def contents_of(attributes: Mapping[str, Any]) -> dict[str, object]:
     return contents
 
 
-def broken_rule(result: Any, images: int, classes: int) -> str | None:
+def broken_rule(result: LossTerms, images: int, classes: int) -> str | None:
     """What a loss should have returned and what it did return, or None if nothing is wrong with it."""
-    if not isinstance(result, LossTerms):
-        return f"LossTerms(loss, terms, noisy_logits), got {type(result).__name__}"
     loss, terms, logits = result
     if not isinstance(loss, Tensor) or loss.ndim:
         return f"a loss of shape [], got {described(loss)}; take its mean"

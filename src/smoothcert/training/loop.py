@@ -33,11 +33,10 @@ from smoothcert.training.resume import save_state
 from smoothcert.training.run_in_progress import Options, RunInProgress
 from smoothcert.training.seeds import Purpose, derived_seed
 from smoothcert.training.setup import set_up
-from smoothcert.training.status import TrainingStatus
+from smoothcert.training.status import REPORT_SECONDS, TrainingStatus
 from smoothcert.training.step import take_step
 from smoothcert.training.teacher_votes import teacher_shares
 
-REPORT_SECONDS = 0.5
 SAVE_SHARE = 0.03
 """Largest share of the time that saving takes: writing a ResNet-110 takes 0.15 s, and an epoch 1.5 s on an H200."""
 SAVE_SECONDS = 60.0

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from smoothcert.io.text import duration, rate
 
+REPORT_SECONDS = 0.5
+"""Between two reports of progress."""
+
 
 @dataclass(frozen=True)
 class TrainingStatus:
@@ -28,11 +31,15 @@ class TrainingStatus:
     def total(self) -> int:
         return self.epochs * self.steps
 
+    @property
+    def now(self) -> str:
+        """What is being done, and how well."""
+        accuracy = "" if self.noisy_accuracy is None else f" noisy acc {self.noisy_accuracy:.1%}"
+        return f"epoch {self.epoch + 1}/{self.epochs} loss {self.loss:.3f}{accuracy}"
+
     def __str__(self) -> str:
-        accuracy = "" if self.noisy_accuracy is None else f"noisy acc {self.noisy_accuracy:.1%} "
-        now = f"epoch {self.epoch + 1}/{self.epochs} loss {self.loss:.3f} {accuracy}"
         # The speed is last: a narrow terminal cuts the end.
-        return f"{now}{duration(self.seconds_left)} left {rate(self.images_per_second)} img/s"
+        return f"{self.now} {duration(self.seconds_left)} left {rate(self.images_per_second)} img/s"
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,6 @@ class TeacherVotesStatus(TrainingStatus):
     def total(self) -> int:
         return self.all_images
 
-    def __str__(self) -> str:
-        now = f"votes of the teacher {self.images:,}/{self.all_images:,} images "
-        return f"{now}{duration(self.seconds_left)} left {rate(self.images_per_second)} img/s"
+    @property
+    def now(self) -> str:
+        return f"votes of the teacher {self.images:,}/{self.all_images:,} images"

@@ -27,12 +27,11 @@ from smoothcert.smoothing.votes import VoteCounter, default_batch_size
 from smoothcert.training.checkpoint import DAMAGE, load_run, read_model_file, tensors_digest, write_tensors
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.run_folder import MODEL, RECIPE
-from smoothcert.training.status import TeacherVotesStatus
+from smoothcert.training.status import REPORT_SECONDS, TeacherVotesStatus
 
 if TYPE_CHECKING:
     from smoothcert.training.run_in_progress import RunInProgress
 
-REPORT_SECONDS = 0.5
 SAVE_SECONDS = 30.0
 """Between two saves of the votes that have been counted."""
 
