@@ -20,7 +20,7 @@ import typer
 import yaml
 from scipy.stats import beta, norm
 
-from smoothcert import load_dataset, read_certificates, report
+from smoothcert import read_certificates, report
 from smoothcert.cli import app
 from smoothcert.data import DATASETS, ImageData
 from smoothcert.data.augmentation import flip_and_crop
@@ -422,29 +422,14 @@ def test_python_of_the_page_about_data_divides_and_normalises_the_images(
     held_out, normalised = python_blocks(ROOT / "docs/data.md")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(compile(held_out.replace("5_000", "50"), "held_out.py", "exec"), names)
+    exec(compile(held_out.replace("500", "50"), "held_out.py", "exec"), names)
     whole = replace(tiny_data, augment=flip_and_crop)
-    monkeypatch.setattr("smoothcert.load_dataset", lambda name, split: whole if split == "train" else None)
-    parts = [names["cifar10"](split) for split in ("train", "test")]
+    monkeypatch.setattr("smoothcert.load_dataset", lambda name, split, image_size: whole)
+    parts = [names["photographs"](split) for split in ("train", "test")]
     assert [len(part) for part in parts] == [206, 50]
     images = torch.cat([part.images for part in parts]).flatten(1).tolist()
     assert sorted(images) == sorted(whole.images.flatten(1).tolist())
     assert all(part.augment is flip_and_crop for part in parts)
     assert len(parts[1].labels.unique()) == 10
-    monkeypatch.setattr("smoothcert.load_dataset", lambda name, split, image_size: whole)
     exec(compile(normalised, "photographs.py", "exec"), names)
     assert names["normalised"]("test").normalization.mean == (0.49, 0.48, 0.45)
-
-
-def test_images_that_the_page_about_the_best_recipes_holds_out_are_the_last_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the sample, which has the first 10,000 training images of MNIST; both splits can be loaded."""
-    (source,) = python_blocks(ROOT / "docs/best-recipe.md")
-    monkeypatch.chdir(tmp_path)
-    exec(compile(source.replace('"mnist"', '"mnist-sample"').replace("50_000", "8_000"), "best-recipe.md", "exec"), {})
-    whole = load_dataset("mnist-sample", "train")
-    for split, part in (("train", slice(8_000)), ("test", slice(8_000, None))):
-        held = load_dataset("npz:held-out.npz", split)
-        assert torch.equal(held.labels, whole.labels[part])
-        assert torch.equal(held.batch(torch.tensor([5]))[0], whole.batch(torch.tensor([(part.start or 0) + 5]))[0])

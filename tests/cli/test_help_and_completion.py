@@ -110,7 +110,7 @@ def test_shell_completes_commands_presets_tables_and_methods(monkeypatch: pytest
     assert complete("reproduce", "smoothmix/") == complete("report", "--paper", "smoothmix/") == tables
     assert complete("train", "--method", "") == list(OBJECTIVES)
     assert complete("certify", "--bound", "two") == ["two-sided"]
-    assert complete("train", "--dataset", "mnist-") == ["mnist-sample"]
+    assert complete("train", "--dataset", "mnist-s") == ["mnist-sample", "mnist-sample-held-out"]
 
 
 def test_script_for_completion_is_printed(run_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ import os
 import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from smoothcert.errors import RequestError
+from smoothcert.io.references import same_reference
 from smoothcert.io.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -21,13 +22,15 @@ Split = Literal["train", "test"]
 """The splits that can be requested."""
 UNSPLIT = "all"
 """The split of data without a division into training and test images, whichever split was requested."""
+HELD_OUT = "-held-out"
+"""Ending of the names of data sets whose test images are training images of another one."""
 OTHER_NUMBERS = " (not the official set)"
 """Ending of the name of a data set whose images have other numbers than in results of others."""
 
 
 def published_name(name: str) -> str:
-    """The name of the published data set that `name` is a sample of, or has in files that are not the official ones."""
-    return name.partition(" (")[0].removesuffix("-sample")
+    """The name of the published data set that `name` is a part of, or has in files that are not the official ones."""
+    return name.partition(" (")[0].removesuffix(HELD_OUT).removesuffix("-sample")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,25 @@ DATASETS: dict[str, DatasetSpec] = {
         shorter_side=256,
     ),
 }
+
+
+def _held_out(name: str, count: int) -> DatasetSpec:
+    """The training images of the data set `name`; the last `count` of them take the place of the test images."""
+    whole = DATASETS[name]
+    return replace(
+        whole,
+        title=f"held-out {whole.title}",
+        description=f"the training images of {name}, the last {count:,} as test images: to choose settings by them",
+        sizes=(whole.sizes[0] - count, count),
+        load=lambda split, folder: _reader("held_out").load(name, split, folder),
+        read=lambda split, folder: _reader("held_out").read(name, split, folder),
+    )
+
+
+DATASETS |= {
+    f"{name}{HELD_OUT}": _held_out(name, count)
+    for name, count in (("mnist", 10_000), ("mnist-sample", 2_000), ("cifar10", 5_000))
+}
 OWN_DATA: Mapping[str, str] = {
     "folder:PATH": "your own images, one folder per class",
     "npz:PATH": "your own images, a NumPy file with the arrays `images` and `labels`",
@@ -177,6 +199,16 @@ def refuse_absent_data(name: str | None) -> None:
             given = "a file"
         if given is not None:
             raise RequestError(f"{name}: expected a {wanted[0]}, got {given} at {place.absolute()}; give {wanted[1]}")
+
+
+def were_trained_on(dataset: str, split: str, trained_on: str) -> bool:
+    """Whether the images `split` of `dataset` are among the training images of a network trained on `trained_on`."""
+    return held_out_from(dataset) == trained_on or (split == UNSPLIT and same_reference(trained_on, dataset))
+
+
+def held_out_from(name: str) -> str | None:
+    """The data set whose training images are the test images of `name`; None for others."""
+    return name.removesuffix(HELD_OUT) if name in DATASETS and name.endswith(HELD_OUT) else None
 
 
 def known_class_names(dataset: str | None) -> tuple[str, ...] | None:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.certification.shards import missing_rows
-from smoothcert.data import UNSPLIT
+from smoothcert.data.datasets import were_trained_on
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.files import check_regular_file
-from smoothcert.io.references import same_reference
 from smoothcert.io.results import settings_path
 from smoothcert.io.text import counted, one_line
 from smoothcert.report.descriptions import Description, Named, describe
@@ -271,7 +270,7 @@ def _differences(summary: Summary, whole: CertificatesFile) -> list[str]:
     recipe = summary.recipe
     differences = []
     trained_on = str(recipe.get("dataset") or "")
-    if summary.split == UNSPLIT and summary.dataset and same_reference(summary.dataset, trained_on):
+    if summary.dataset and were_trained_on(summary.dataset, summary.split or "", trained_on):
         differences.append("certified on images that it was trained on: new images may do worse")
     trained, certified = settings.get("training_sigma"), settings.get("sigma")
     if None not in (trained, certified) and trained != certified:

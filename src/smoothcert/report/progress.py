@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.progress import BarColumn, Progress
 
 from smoothcert.io.console import PlainColumn, PlainConsole, leads
-from smoothcert.io.references import same_reference
 
 if TYPE_CHECKING:  # each command loads what it needs: certifying starts without the training libraries
     from smoothcert.data import Images
@@ -41,14 +40,17 @@ def _bar(console: PlainConsole) -> Iterator[Progress]:
 
 def print_data_notes(console: PlainConsole, images: "Images", trained_on: str | None = None) -> None:
     """Print what a user should know about `images`. `trained_on` is the data set of the network that is certified."""
-    from smoothcert.data import UNSPLIT
+    from smoothcert.data.datasets import held_out_from, were_trained_on
 
     for note in images.notes:
         console.note(note)
-    if images.split == UNSPLIT and trained_on is not None and same_reference(trained_on, images.name):
+    if trained_on is not None and were_trained_on(images.name, images.split, trained_on):
+        held_out = held_out_from(images.name) is not None
+        reason = f"consists of training images of {trained_on}" if held_out else "has no split"
+        advice = f"train on {images.name}, or certify the test images of {trained_on}"
         console.warn(
-            f"{images.name} has no split: the certified accuracy is that of images that the network was trained on; "
-            "give data with a test split"
+            f"{images.name} {reason}: the certified accuracy is that of images that the network was trained on; "
+            f"{advice if held_out else 'give data with a test split'}"
         )
 
 
