@@ -177,12 +177,13 @@ def test_paired_differences_against_a_loop(seed: int) -> None:
         assert difference.value == pytest.approx((won - lost) / 60)
         error = math.sqrt(((won + lost) / 60 - ((won - lost) / 60) ** 2) / 59)
         assert difference.standard_error == pytest.approx(error)
-        assert difference.significant == (abs(won - lost) / 60 > 2 * error)
+        assert difference.significant == (won != lost and stats.binomtest(won, won + lost).pvalue <= 0.05)
     table = next(t.layout for t in further_tables([comparison]) if t.title == "Differences from a reference run")
     cells = dict(zip([column.key for column in table.columns], table.groups[0][0], strict=True))
+    assert paired.acr.significant == (abs(paired.acr.value) > 2 * (paired.acr.standard_error or 0))
     for key, difference, scale, decimals in (("acr", paired.acr, 1, 3), ("0.50", paired.accuracy[0.5], 100, 1)):
         value, error = scale * difference.value, scale * (difference.standard_error or 0)
-        star = "*" if abs(value) > 2 * error else ""
+        star = "*" if difference.significant else ""
         text = f"{value:+.{decimals}f} ({error:.{decimals}f}){star}".replace("-", "−")
         assert (cells[key].value, cells[key].text) == (pytest.approx(value), text), "accuracies are in points"
     means = [(a + b) / 2 for a, b in zip(counted(ours), counted(theirs), strict=True)]
@@ -231,6 +232,22 @@ def test_the_headline_tells_the_best_run_from_the_reference_at_its_radius() -> N
     assert comparison.paired[0].acr.significant
     (text,) = headlines([comparison])
     assert "second: 30, the difference is not established; plain: 29, the difference is not established." in text
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "established"),
+    [(0, 0, False), (4, 0, False), (5, 0, False), (6, 0, True), (7, 1, False), (8, 1, True), (14, 5, False)],
+)
+def test_differences_of_accuracies_are_established_by_the_sign_test(won: int, lost: int, established: bool) -> None:
+    """All but the first exceed two standard errors; of four images, all favour one of two equal runs once in 8 times."""
+    first = [0.6] * won + [0.1] * lost + [0.1] * (500 - won - lost)
+    second = [0.1] * won + [0.6] * lost + [0.1] * (500 - won - lost)
+    runs = [
+        summary_of([image(i, 1, 1, radius) for i, radius in enumerate(radii)], name)
+        for name, radii in (("first", first), ("second", second))
+    ]
+    (paired,) = comparisons(runs, reference="second")[0].paired
+    assert paired.accuracy[0.5].significant is established
 
 
 def test_a_few_images_establish_nothing() -> None:

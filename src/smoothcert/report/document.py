@@ -21,7 +21,7 @@ DIFFERENCES = (
     "ACR − ...: paired difference over the images from the reference, which has a dash, with its standard error in "
     "brackets; a star marks differences of more than two standard errors."
 )
-BOLD = "Bold: better than every other run of its σ by more than two standard errors of the paired difference."
+BOLD = "Bold: better than every other run of its σ, by an established difference."
 
 
 def _items(notes: Iterable[tuple[str, Sequence[str]]]) -> str:

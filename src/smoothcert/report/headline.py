@@ -14,8 +14,8 @@ MOST_RUNS = 4
 MOST_CLASSES = 10
 """Of more classes than this, their number is given."""
 STATISTICS = (
-    "A difference is called established if it exceeds two standard errors of the paired difference over at least "
-    f"{FEWEST} images; "
+    "A difference of ACR is called established if it exceeds two standard errors of the paired difference and at least "
+    f"{FEWEST} images differ; one of accuracies, by the sign test (5%) of the images that one run alone certifies; "
     "intervals are 95% Wilson intervals for accuracies and normal ones for ACR, over the choice of images. "
     "± always means the sample standard deviation over training seeds."
 )

@@ -1,25 +1,30 @@
 """Runs of one sigma and data set next to each other: who is best, by how much, and whether that is established.
 
-Differences are paired: image by image on the same images, so that the choice of images cancels out. A difference is
-significant if it exceeds two standard errors, and there are six images or more.
+Differences are paired: image by image on the same images, so that the choice of images cancels out. A difference of
+ACR is significant if it exceeds two standard errors, and six images or more differ; a difference of accuracies by the
+exact sign test of the images that only one of the two runs certifies.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from scipy import special
 
-from smoothcert.certification.columns import Floats
+from smoothcert.certification.columns import Flags, Floats
 from smoothcert.errors import RequestError
 from smoothcert.io.text import number_text
 from smoothcert.report.labels import in_groups
 from smoothcert.report.summary import Summary, standard_error
 
 SIGNIFICANT = 2.0
-"""A difference of more than this many standard errors is significant."""
+"""A difference of ACR of more than this many standard errors is significant."""
 FEWEST = 6
-"""Fewest images of a significant difference: of five images, all favour one of two equal runs once in 16 times."""
+"""Fewest images that differ in a significant difference: five all favour one of two equal runs once in 16 times."""
+SIGN_TEST = 0.05
+"""Largest p-value of a significant difference of accuracies."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,7 @@ class Difference:
     value: float
     standard_error: float | None
     """None for a single image."""
-    images: int
-
-    @property
-    def significant(self) -> bool:
-        if self.standard_error is None or self.images < FEWEST:
-            return False
-        return abs(self.value) > SIGNIFICANT * self.standard_error
+    significant: bool
 
 
 @dataclass(frozen=True)
@@ -154,40 +153,59 @@ def _compared(group: list[Summary], reference: str | None) -> Comparison:
     return Comparison(tuple(group), reasons, chosen.name, paired, tuple(_bests(group)))
 
 
-def difference_of(values: Floats) -> Difference:
-    """The mean of paired differences and its standard error."""
-    return Difference(float(values.mean()), standard_error(values), len(values))
+def difference_of_radii(ours: Floats, theirs: Floats) -> Difference:
+    """The difference of the average radii of the same images and its standard error."""
+    values = ours - theirs
+    mean, error = float(values.mean()), standard_error(values)
+    enough = error is not None and np.count_nonzero(values) >= FEWEST
+    return Difference(mean, error, bool(enough and abs(mean) > SIGNIFICANT * (error or 0.0)))
+
+
+def difference_of_shares(ours: Flags, theirs: Flags) -> Difference:
+    """The difference of two shares of the same images and its standard error.
+
+    Two standard errors would be too little: four images that one run alone certifies would exceed them, although four
+    all favour one of two equal runs once in eight times.
+    """
+    values = ours.astype(np.float64) - theirs
+    only_ours, only_theirs = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    return Difference(float(values.mean()), standard_error(values), sign_test(only_ours, only_theirs) <= SIGN_TEST)
+
+
+def sign_test(first: int, second: int) -> float:
+    """The p-value of `first` and `second` times for one of two sides, if both are equally likely (two-sided, exact)."""
+    return min(1.0, 2 * float(special.bdtr(min(first, second), first + second, 0.5))) if first + second else 1.0
 
 
 def _paired(run: Summary, reference: Summary) -> PairedRun:
     """`run` minus `reference`; both have the same images, in the same order."""
     ours, theirs = run.outcomes, reference.outcomes
-    radius = ours.radius - theirs.radius
     accuracy = {
-        r: difference_of(ours.certified_at(r).astype(np.float64) - theirs.certified_at(r))
+        r: difference_of_shares(ours.certified_at(r), theirs.certified_at(r))
         for r in run.accuracy_at
         if run.reaches(r) and reference.reaches(r)
     }
     # By both runs alike: images chosen by the radius of one of two equal runs have a smaller radius in the other.
     both = ours.radius + theirs.radius
     easy = both >= np.median(both)
-    parts = (None, None) if easy.all() else (difference_of(radius[easy]), difference_of(radius[~easy]))
-    return PairedRun(run.name, difference_of(radius), accuracy, *parts)
+    easy_and_hard = (difference_of_radii(ours.radius[part], theirs.radius[part]) for part in (easy, ~easy))
+    parts = (None, None) if easy.all() else easy_and_hard
+    return PairedRun(run.name, difference_of_radii(ours.radius, theirs.radius), accuracy, *parts)
 
 
 def _bests(group: Sequence[Summary]) -> list[Best]:
+    """The best run by ACR and at each radius, without those at which all runs have 0."""
     every = [summary.outcomes for summary in group]
-    columns: dict[float | None, Floats] = {None: np.stack([outcomes.radius for outcomes in every])}
-    for radius in group[0].accuracy_at:
-        columns[radius] = np.stack([outcomes.certified_at(radius) for outcomes in every]).astype(np.float64)
-    return [_best(group, radius, values) for radius, values in columns.items() if values.any()]
+    values: dict[float | None, list[Any]] = {None: [outcomes.radius for outcomes in every]}
+    values |= {radius: [outcomes.certified_at(radius) for outcomes in every] for radius in group[0].accuracy_at}
+    return [_best(group, radius, rows) for radius, rows in values.items() if any(row.any() for row in rows)]
 
 
-def _best(group: Sequence[Summary], radius: float | None, values: Floats) -> Best:
-    """Of `values`, one row per run and one column per image."""
-    means = values.mean(axis=1)
+def _best(group: Sequence[Summary], radius: float | None, values: Sequence[Any]) -> Best:
+    """Of `values`, for each run one number or flag per image."""
+    means = np.array([row.mean() for row in values])
     first, second = np.argsort(-means, kind="stable")[:2].tolist()
-    leads = [difference_of(values[first] - values[other]) for other in range(len(group)) if other != first]
-    lead = difference_of(values[first] - values[second])
-    established = all(difference.significant for difference in leads)
-    return Best(radius, group[first].name, group[second].name, lead, established)
+    difference = difference_of_radii if radius is None else difference_of_shares
+    leads = {other: difference(values[first], values[other]) for other in range(len(group)) if other != first}
+    established = all(lead.significant for lead in leads.values())
+    return Best(radius, group[first].name, group[second].name, leads[second], established)

@@ -21,9 +21,9 @@ NUMBERS = (
     "ACR: average certified radius, 0 where wrong or abstained."
 )
 RANKED = (
-    "the best of each σ, if it is better than every other run by more than two standard errors of the paired "
-    "difference over the images; runs on different images, or certified with different n, alpha, bound or noise, are "
-    "not ranked"
+    "the best of each σ, if its paired difference from every other run is established: of ACR by two standard errors, "
+    "of accuracies by the sign test (5%) of the images that one run alone certifies; runs on different images, or "
+    "certified with different n, alpha, bound or noise, are not ranked"
 )
 """What bold means in the table of runs."""
 MOST_BEFORE_RESULTS = 4
