@@ -343,12 +343,12 @@ def weight_gradient(
     wide: tl.constexpr,
     rows: tl.constexpr,
 ):
-    """Program (part, row of taps, layer): sums [layers, parts, wide, c, 3, 3, c] of gradient[p] x[p + tap] over `part`
+    """Program (row of taps, part, layer): sums [layers, parts, wide, c, 3, 3, c] of gradient[p] x[p + tap] over `part`
     pixels, those of each place in a row separately."""
-    start, down, layer = tl.program_id(0) * part, tl.program_id(1), tl.program_id(2).to(tl.int64)
+    down, start, layer = tl.program_id(0), tl.program_id(1) * part, tl.program_id(2).to(tl.int64)
     x += layer * pixels * channels
     gradient += layer * pixels * channels
-    sums += layer * tl.num_programs(0) * (wide * channels * 9 * channels)
+    sums += layer * tl.num_programs(1) * (wide * channels * 9 * channels)
     source, output = tl.arange(0, 4 * channels), tl.arange(0, wide * channels)
     along = source // channels - 1  # three or four adjacent pixels of a row
     total = tl.zeros((4 * channels, wide * channels), tl.float32)
@@ -363,6 +363,6 @@ def weight_gradient(
         share = tl.load(pointers, (pixel < pixels)[:, None], other=0.0)
         total = tl.dot(tl.trans(values), share, total)
     tap = (source // channels)[:, None] - (output // channels)[None, :]
-    out_offsets = (tl.program_id(0) * (wide * channels) + output)[None, :] * (9 * channels)
+    out_offsets = (tl.program_id(1) * (wide * channels) + output)[None, :] * (9 * channels)
     out_offsets += (down * 3 + tap) * channels + (source % channels)[:, None]
     tl.store(sums + out_offsets, total, (tap >= 0) & (tap <= 2))

@@ -24,9 +24,9 @@ from smoothcert.models.kernels.resnet_training import (
     trained_stage_gradient,
 )
 
-CONVOLUTION = {16: (512, 4, 1), 32: (256, 4, 3), 64: (128, 8, 4)}
+CONVOLUTION = {16: (256, 4, 1), 32: (256, 4, 3), 64: (128, 4, 4)}
 """Channels -> pixels per program, warps, pipeline stages."""
-WEIGHT_GRADIENT = {16: (256, 64, 4, 3), 32: (128, 64, 4, 3), 64: (32, 64, 4, 3)}
+WEIGHT_GRADIENT = {16: (256, 64, 4, 3), 32: (128, 128, 4, 3), 64: (64, 32, 4, 3)}
 """Channels -> number of parts into which pixels are divided, pixels per step, warps, pipeline stages."""
 NUMBERS, FEW = 16384, 8
 """Values that one program adds at once, and the number of channels that it adds."""
@@ -487,7 +487,7 @@ def _weight_gradient(x: Tensor, gradient: Tensor, sums: Tensor, part: int) -> No
     """x and gradient [layers or more, n, h, w, c] -> sums [layers, parts * wide, c, 3, 3, c], of `part` pixels each."""
     _, pixels, warps, stages = WEIGHT_GRADIENT[x.shape[4]]
     wide = _wide(x[0], 32)
-    residual_kernels.weight_gradient[(sums.shape[1] // wide, 3, len(sums))](
+    residual_kernels.weight_gradient[(3, sums.shape[1] // wide, len(sums))](
         x,
         gradient,
         sums,
