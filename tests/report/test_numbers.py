@@ -239,7 +239,7 @@ def test_the_headline_tells_the_best_run_from_the_reference_at_its_radius() -> N
     [(0, 0, False), (4, 0, False), (5, 0, False), (6, 0, True), (7, 1, False), (8, 1, True), (14, 5, False)],
 )
 def test_differences_of_accuracies_are_established_by_the_sign_test(won: int, lost: int, established: bool) -> None:
-    """All but the first exceed two standard errors; of four images, all favour one of two equal runs once in 8 times."""
+    """All but the first exceed two standard errors; four images all favour one of two equal runs once in 8 times."""
     first = [0.6] * won + [0.1] * lost + [0.1] * (500 - won - lost)
     second = [0.1] * won + [0.6] * lost + [0.1] * (500 - won - lost)
     runs = [
