@@ -165,7 +165,7 @@ def test_the_acr_interval_is_never_negative() -> None:
 
 
 def test_the_acr_interval_holds_if_most_radii_are_the_largest() -> None:
-    """Of 20 images, 94% at the ceiling: 1.96 standard errors would miss in half of all cases, and be 0 if all are."""
+    """Of 20 images, 94% at the ceiling: 1.96 standard errors hold in 63% of all cases, and are 0 if all are there."""
     random = np.random.default_rng(0)
     ceiling = summarize(our_file([image(0, 1, 1, 0.5)]), "x", []).ceiling
     assert ceiling is not None
@@ -176,7 +176,7 @@ def test_the_acr_interval_holds_if_most_radii_are_the_largest() -> None:
         low, high = run.interval() or (math.nan, math.nan)
         held.append(low <= 0.97 * ceiling <= high)
         normal.append(abs(radii.mean() - 0.97 * ceiling) <= 1.96 * radii.std(ddof=1) / math.sqrt(20))
-    assert np.mean(held) > 0.9 > 0.75 > np.mean(normal)
+    assert np.mean(held) > 0.87 > 0.7 > np.mean(normal)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(10**3, 2.463), (10**4, 3.199), (10**5, 3.812), (10**6, 4.347)])
