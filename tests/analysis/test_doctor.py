@@ -647,3 +647,22 @@ def test_a_scale_that_is_worse_under_noise_is_not_advised() -> None:
     loader = DataLoader(TensorDataset(images, labels), batch_size=50)
     assert codes(doctor(model, loader, sigma=0.5)) == []
     assert codes(doctor(model, loader, sigma=0.02)) == ["input-range"], "there, one pixel is better under noise too"
+
+
+@pytest.mark.parametrize("most", [0.8, 0.95, 1.0])
+def test_no_other_fault_is_found_for_networks_that_are_not_trained_on_unbalanced_classes(most: float) -> None:
+    """They assign one class to all images: another order, scale or batch gives them that of most images."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        images = 0.6 * torch.rand(100, 3, 1, 1) + 0.4 * torch.rand(100, 3, 28, 28)
+        labels = torch.full((100,), seed % 2)
+        labels[: round(100 * (1 - most))] = 1 - seed % 2
+        layers = (
+            nn.Conv2d(3, 8, 3, 2),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(1352, 2 + 8 * (seed % 3)),
+        )
+        found = codes(doctor(nn.Sequential(*layers), TensorDataset(images, labels), images=100))
+        assert set(found) <= {"chance", "noise"}

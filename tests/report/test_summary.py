@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.stats import binomtest, norm
 
@@ -22,7 +23,7 @@ from smoothcert.report.summary import (
 )
 from smoothcert.smoothing.certificate import ABSTAIN
 
-from .conftest import SETTINGS, MakeRun, as_file, image, images
+from .conftest import SETTINGS, MakeRun, as_file, image, images, our_file
 
 
 def test_numbers_of_a_small_file() -> None:
@@ -159,8 +160,23 @@ def test_the_acr_interval_is_never_negative() -> None:
     rows = [image(0, 1, 1, 0.5), *(image(i, 1, 2, 0.5) for i in range(1, 9))]
     interval = summarize(as_file(rows), "x", []).interval()
     assert interval is not None
-    assert interval[0] == 0
+    assert 0 < interval[0] < 0.5 / 9 < interval[1], "1.96 standard errors below the mean would be -0.05"
     assert summarize(as_file(rows[:1]), "x", []).interval() is None
+
+
+def test_the_acr_interval_holds_if_most_radii_are_the_largest() -> None:
+    """Of 20 images, 94% at the ceiling: 1.96 standard errors hold in 63% of all cases, and are 0 if all are there."""
+    random = np.random.default_rng(0)
+    ceiling = summarize(our_file([image(0, 1, 1, 0.5)]), "x", []).ceiling
+    assert ceiling is not None
+    held, normal = [], []
+    for _ in range(400):
+        radii = np.where(random.random(20) < 0.94, ceiling, random.random(20) * ceiling)
+        run = summarize(our_file([image(i, 1, 1, radius) for i, radius in enumerate(radii.tolist())]), "x", [])
+        low, high = run.interval() or (math.nan, math.nan)
+        held.append(low <= 0.97 * ceiling <= high)
+        normal.append(abs(radii.mean() - 0.97 * ceiling) <= 1.96 * radii.std(ddof=1) / math.sqrt(20))
+    assert np.mean(held) > 0.87 > 0.7 > np.mean(normal)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(10**3, 2.463), (10**4, 3.199), (10**5, 3.812), (10**6, 4.347)])

@@ -121,19 +121,29 @@ def test_compact_counts(count: int, expected: str) -> None:
     assert compact(count) == expected
 
 
+def wilson_of_numbers(shares: list[float], scale: float) -> tuple[float, float]:
+    """The means m in [0, 1], times `scale`, that differ from that of `shares` by 1.96 standard errors, whose variance
+    is m (1 - m) without the mean of x (1 - x)."""
+    mean, within = statistics.fmean(shares), statistics.fmean(x * (1 - x) for x in shares)
+    z2 = norm.ppf(0.975) ** 2 / len(shares)
+    # (m - mean)^2 = z2 (m (1 - m) - within), as a polynomial in m
+    low, high = np.sort(np.roots([1 + z2, -2 * mean - z2, mean**2 + z2 * within]).real)
+    return scale * float(low), scale * float(high)
+
+
 def test_intervals_in_csv_and_markdown(make_run: MakeRun, field_file: Path, tmp_path: Path) -> None:
     write_report([make_run("a"), field_file], tmp_path / "out", ["csv", "md"], radii=[0.0, 0.5])
     first, _ = csv.DictReader((tmp_path / "out" / "report.csv").open(newline=""))
     counted = [0.1, 0.25, 0.0, 0.0, 0.5, 0.5, 0.0, 1.1, 0.0, 0.7499]
-    half = norm.ppf(0.975) * statistics.stdev(counted) / 10**0.5
-    assert float(first["acr_low"]) == pytest.approx(statistics.fmean(counted) - half)
-    assert float(first["acr_high"]) == pytest.approx(statistics.fmean(counted) + half)
+    largest = 0.5 * norm.ppf(0.001 ** (1 / 1000))
+    low, high = wilson_of_numbers([radius / largest for radius in counted], largest)
+    assert float(first["acr_low"]) == pytest.approx(low)
+    assert float(first["acr_high"]) == pytest.approx(high)
     for key, right in (("0.00", 6), ("0.50", 4)):
         expected = binomtest(right, 10).proportion_ci(method="wilson")
         assert float(first[f"{key}_low"]) == pytest.approx(100 * expected.low)
         assert float(first[f"{key}_high"]) == pytest.approx(100 * expected.high)
     text = (tmp_path / "out" / "report.md").read_text()
-    low, high = statistics.fmean(counted) - half, statistics.fmean(counted) + half
     assert f"| 0.50 | a | {low:.3f}–{high:.3f} | 31.3–83.2 | 16.8–68.7 |" in text
     assert f"(95% interval {low:.3f} to {high:.3f})" in text
     assert "Wilson" in text

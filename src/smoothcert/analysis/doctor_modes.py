@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from smoothcert.analysis.doctor_inputs import BATCH, SIMILAR, Examined, Finding, clearly_better, normalised, share
+from smoothcert.analysis.doctor_inputs import (
+    BATCH,
+    SIMILAR,
+    Examined,
+    Finding,
+    clearly_better,
+    far_above_chance,
+    normalised,
+    share,
+)
 from smoothcert.classifier import evaluating, failures_reported, logits_of
 from smoothcert.data import Normalization
 from smoothcert.smoothing.batch_dependence import depends_on_batch, depends_on_place, is_random, without_masked_classes
@@ -66,9 +75,10 @@ def check_statistics(examined: Examined, noisy: Tensor, steps: Iterable[Normaliz
     with torch.no_grad():
         classes = torch.cat([logits_of(trained(inputs[rows])).argmax(1) for rows in order])
     tested = torch.cat(order)
-    right = classes == examined.labels[tested]
+    labels = examined.labels[tested]
+    right = classes == labels
     before = examined.correct(inputs)[tested]
-    if not clearly_better(right, before, 0.2):
+    if not clearly_better(right, before, 0.2) or not far_above_chance(right, labels, classes, examined.outputs):
         return None
     under_noise = replace(examined, classifier=trained.eval()).correct(noisy)
     if clearly_better(examined.correct(noisy), under_noise, SIMILAR, level=0.01):

@@ -46,7 +46,8 @@ SEEDS = (
     "deviation."
 )
 INTERVALS = (
-    "Over the choice of images: normal for ACR, Wilson for accuracies. They do not include the spread over seeds."
+    "Wilson intervals over the choice of images, for ACR that of numbers between 0 and the largest radius. They do not "
+    "include the spread over seeds."
 )
 
 

@@ -13,13 +13,15 @@ from smoothcert.report.further_tables import ACR_DIFFERENCE
 from smoothcert.report.html import html_page
 from smoothcert.report.labels import by_sigma, facts_of
 from smoothcert.report.layout import Layout, comma_separated, escape_latex, latex, markdown, terminal
+from smoothcert.report.paired import FEW
 from smoothcert.report.seeds_table import SEEDS_CAPTION, seeds_sentences
 from smoothcert.report.tables import CAPTION
 
 PUBLISHED_ROWS = "the published row under each run, and the difference: run minus published, accuracies in points"
 DIFFERENCES = (
     "ACR − ...: paired difference over the images from the reference, which has a dash, with its standard error in "
-    "brackets; a star marks differences of more than two standard errors."
+    "brackets; a star marks differences of more than two standard errors (where at most "
+    f"{FEW} images differ, of a randomization test at 5%)."
 )
 BOLD = "Bold: better than every other run of its σ, by an established difference."
 

@@ -110,9 +110,8 @@ def _differences(comparisons: Sequence[Comparison]) -> FurtherTable:
     ]
     caption = (
         "Run minus reference on the same images, with the standard error of the paired difference in brackets; "
-        "accuracies in points. A star marks differences of ACR of more than two standard errors, and differences of "
-        "accuracies that the sign test (5%) establishes. Easy images: those for which "
-        "the mean radius of the two runs is at least its median; hard images: the others."
+        "accuracies in points. A star marks established differences. Easy images: those for which the mean radius of "
+        "the two runs is at least its median; hard images: the others."
     )
     content = layout_of(columns, [[(c, run) for run in c.paired] for c in ranked])
     return FurtherTable("Differences from a reference run", caption, content)

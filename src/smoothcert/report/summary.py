@@ -68,12 +68,16 @@ class Outcomes:
         return Outcomes(self.index[c], self.label[c], self.certified[c], self.radius[c])
 
 
-def wilson_interval(fraction: float, images: int) -> tuple[float, float]:
-    """Wilson's 95% interval for a proportion that was `fraction` among `images`: unlike the normal one it stays in
-    [0, 1] and has a width at 0 and 1 too."""
+def wilson_interval(mean: float, images: int, within: float = 0.0) -> tuple[float, float]:
+    """Wilson's 95% interval for the mean of numbers in [0, 1] that was `mean` among `images`: unlike the normal one it
+    stays in [0, 1] and has a width at 0 and 1 too.
+
+    `within` is the mean of x (1 - x) over the numbers x: 0 if each is 0 or 1. It is what their variance lacks of that
+    of a proportion, p (1 - p).
+    """
     z2 = NORMAL_95**2 / images
-    centre = (fraction + z2 / 2) / (1 + z2)
-    half = math.sqrt(z2 * (fraction * (1 - fraction) + z2 / 4)) / (1 + z2)
+    centre = (mean + z2 / 2) / (1 + z2)
+    half = math.sqrt(z2 * max(0.0, mean * (1 - mean) + z2 / 4 - (1 + z2) * within)) / (1 + z2)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
@@ -189,15 +193,28 @@ class Summary:
         return self.accuracy_at.get(radius) if self.reaches(radius) else None
 
     def interval(self, radius: float | None = None) -> tuple[float, float] | None:
-        """The 95% confidence interval over the choice of images, of the ACR (normal, cut off at 0) or of the accuracy
-        at `radius` in percent (Wilson)."""
+        """The 95% confidence interval over the choice of images, of the ACR or of the accuracy at `radius` in percent.
+
+        Both are Wilson's, that of the ACR for numbers between 0 and the largest radius. A normal one would be too short
+        where most radii are the largest, or 0: if all are, it has no width.
+        """
         if radius is None:
-            half = None if self.acr_standard_error is None else NORMAL_95 * self.acr_standard_error
-            return None if half is None else (max(0.0, self.acr - half), self.acr + half)
+            return self._acr_interval
         if (fraction := self.shown_accuracy(radius)) is None:
             return None
         low, high = wilson_interval(fraction, self.images)
         return 100 * low, 100 * high
+
+    @cached_property
+    def _acr_interval(self) -> tuple[float, float] | None:
+        """None for a single image, and if no radius above 0 is known."""
+        radii = self.outcomes.radius
+        largest = max(self.ceiling or 0.0, float(radii.max(initial=0.0)))
+        if len(radii) < 2 or largest == 0:
+            return None
+        shares = radii / largest
+        low, high = wilson_interval(float(shares.mean()), len(shares), float((shares * (1 - shares)).mean()))
+        return largest * low, largest * high
 
     @property
     def in_words(self) -> str:

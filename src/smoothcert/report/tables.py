@@ -21,9 +21,8 @@ NUMBERS = (
     "ACR: average certified radius, 0 where wrong or abstained."
 )
 RANKED = (
-    "the best of each σ, if its paired difference from every other run is established: of ACR by two standard errors, "
-    "of accuracies by the sign test (5%) of the images that one run alone certifies; runs on different images, or "
-    "certified with different n, alpha, bound or noise, are not ranked"
+    "the best of each σ, if its paired difference from every other run is established, as explained below; runs on "
+    "different images, or certified with different n, alpha, bound or noise, are not ranked"
 )
 """What bold means in the table of runs."""
 MOST_BEFORE_RESULTS = 4
