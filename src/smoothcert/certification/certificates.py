@@ -31,6 +31,7 @@ from smoothcert.certification.columns import (
 from smoothcert.certification.other_tools import with_six_columns
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import COMPRESSED, PLAIN, read_content, result_files, write_content
+from smoothcert.io.files import with_home
 from smoothcert.io.results import ResultWriter, read_settings, settings_path, write_settings
 from smoothcert.io.text import one_line
 from smoothcert.smoothing.certificate import ABSTAIN, Certificate, Votes
@@ -292,7 +293,7 @@ def read_certificates(path: str | Path) -> CertificatesFile:
 
     Rows are checked against the settings next to the file: a row with another radius than its votes show is refused.
     """
-    path = Path(path)
+    path = with_home(path)
     if path.is_dir():
         names = [file.relative_to(path).as_posix() for file in result_files(path) + result_files(path / CERTIFICATES)]
         given = f"give one of its files, such as {names[0]}" if names else f"give {KIND}"
@@ -340,7 +341,7 @@ def certificates_path(out: str | Path) -> Path:
     """Return the path of a certificates file that a user has named, which must end in .tsv or .tsv.gz."""
     if not str(out).endswith((PLAIN, COMPRESSED)):
         raise RequestError(f"out: expected the path of a file that ends in .tsv or .tsv.gz, got {out}; add the ending")
-    return Path(out)
+    return with_home(out)
 
 
 def write_certificates(

@@ -144,6 +144,12 @@ def recording_signals(interrupts: list[int]) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
+def with_expanded_home(word: str) -> str:
+    """`~/runs/a` or `--out=~/runs/a` with the home folder: most shells leave the second as it is, some both."""
+    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    return f"{option}{equals}{os.path.expanduser(value)}"
+
+
 def main() -> None:
     """Run a command; a wrong request or failed work prints one line, never a traceback."""
     accept_any_terminal()
@@ -151,7 +157,7 @@ def main() -> None:
     interrupts: list[int] = []
     try:
         with recording_signals(interrupts):
-            code = app(standalone_mode=False, prog_name="smoothcert")
+            code = app(list(map(with_expanded_home, sys.argv[1:])), standalone_mode=False, prog_name="smoothcert")
     except typer.TyperException as error:
         message = parser_message(error)
         # Without arguments the help has been printed, or it is the message; typer does not export this error.

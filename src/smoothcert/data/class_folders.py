@@ -11,12 +11,13 @@ import torch
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 from torch import Tensor
 
-from smoothcert.data.datasets import UNSPLIT, Split, refuse_absent_data, with_home
+from smoothcert.data.datasets import UNSPLIT, Split, refuse_absent_data
 from smoothcert.data.decoding import Decoder, ImageHead, image_head
 from smoothcert.data.image_files import COMPOSITED, FileList, ImageFiles, note_about
 from smoothcert.data.images import ImageData
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.console import PlainConsole, leads, terminal_bar
+from smoothcert.io.files import with_home
 from smoothcert.io.text import some_of
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 
-from smoothcert.data.datasets import with_home
 from smoothcert.data.streamed_images import Images
 from smoothcert.errors import RequestError
-from smoothcert.io.files import check_regular_file
+from smoothcert.io.files import check_regular_file, with_home
 
 MOST_CHARACTERS = 10_000_000
 

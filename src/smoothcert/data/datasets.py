@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from smoothcert.errors import RequestError
+from smoothcert.io.files import with_home
 from smoothcert.io.references import same_reference
 from smoothcert.io.text import did_you_mean
 
@@ -155,16 +156,6 @@ def default_folder() -> Path:
         return with_home(chosen)
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return with_home(cache) / "smoothcert"
-
-
-def with_home(path: str | Path) -> Path:
-    """`path` with a leading ~ or ~user replaced by the home folder; an unknown user is a RequestError."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise RequestError(
-            f"{path}: expected ~ or ~ and a known user, got an unknown one; write the path out"
-        ) from None
 
 
 def is_data_code(name: str) -> bool:

@@ -11,10 +11,10 @@ import torch
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from smoothcert.data.datasets import UNSPLIT, Split, refuse_absent_data, with_home
+from smoothcert.data.datasets import UNSPLIT, Split, refuse_absent_data
 from smoothcert.data.images import ImageData, labels_from
 from smoothcert.errors import RequestError, WorkError
-from smoothcert.io.files import check_regular_file
+from smoothcert.io.files import check_regular_file, with_home
 from smoothcert.io.text import error_line
 
 NPZ_BYTES = 8_000_000_000

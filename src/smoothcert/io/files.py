@@ -14,6 +14,16 @@ from smoothcert.errors import RequestError, write_error
 TEMPORARY = ".tmp"
 
 
+def with_home(path: str | Path) -> Path:
+    """`path` with a leading ~ or ~user replaced by the home folder; an unknown user is a RequestError."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise RequestError(
+            f"{path}: expected ~ or ~ and a known user, got an unknown one; write the path out"
+        ) from None
+
+
 @contextmanager
 def replaced_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path`; on success it is fsynced and renamed to `path`, else removed.

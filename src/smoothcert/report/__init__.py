@@ -13,6 +13,7 @@ from smoothcert.certification.certificates import CertificatesFile, read_certifi
 from smoothcert.errors import RequestError
 from smoothcert.io.compressed import stem
 from smoothcert.io.console import PlainConsole
+from smoothcert.io.files import with_home
 from smoothcert.io.written_files import is_as_written, refuse_foreign_files, stored_request, write_files
 from smoothcert.report.check import request_for
 from smoothcert.report.contents import TRIAL, Choices, Contents, LatexTable, checked_radii, read_contents
@@ -165,7 +166,7 @@ def report(
     """
     given = runs if isinstance(runs, Iterable) and not isinstance(runs, str | CertificatesFile) else [runs]
     paths = [
-        run.path if isinstance(run, CertificatesFile) else run.folder if hasattr(run, "folder") else Path(run)
+        run.path if isinstance(run, CertificatesFile) else run.folder if hasattr(run, "folder") else with_home(run)
         for run in given
     ]
     radii = None if radii is None else checked_radii(radii)
@@ -180,7 +181,9 @@ def report(
 
         columns = ",".join(str(float(radius)).removesuffix(".0") for radius in radii or ())
         asked = {"radii": columns, "reference": reference, "described": texts}
-        contents = write_report(paths, Path(out), formats, choices=choices, gallery=pictures, request=asked).contents
+        contents = write_report(
+            paths, with_home(out), formats, choices=choices, gallery=pictures, request=asked
+        ).contents
     if trials := contents.warnings.get(TRIAL):
         warnings.warn(f"{', '.join(trials)}: {TRIAL}", stacklevel=2)
     differences = {run.name: (c.reference, run.acr) for c in contents.comparisons for run in c.paired}

@@ -13,6 +13,7 @@ from smoothcert.data import Images, Split, load_dataset, refuse_data_code
 from smoothcert.data.torch_dataset import DatasetImages, images_from_dataset
 from smoothcert.distributed import find_device
 from smoothcert.errors import RequestError
+from smoothcert.io.files import with_home
 from smoothcert.io.text import given_type
 from smoothcert.models import MODELS, is_code
 from smoothcert.training.augmentation import augmentation_note, lacks_augmentation
@@ -70,10 +71,11 @@ def train(
         if used and given is None and not isinstance(data, str):  # only the recipe names it
             refuse_data_code("recipe", recipe.dataset, f"{option}={recipe.dataset!r}")
     find_device(device)  # a missing GPU is reported before data are downloaded
-    folder = None if data_folder is None else Path(data_folder)
+    out = with_home(out)
+    folder = None if data_folder is None else with_home(data_folder)
     images = _images(recipe.dataset if data is None else data, "train", folder, recipe.image_size, on_note)
-    start = None if init is None else Path(init)
-    images = in_order_of_run(images, Path(out) if resume else None, start)
+    start = None if init is None else with_home(init)
+    images = in_order_of_run(images, out if resume else None, start)
     if lacks_augmentation(images) and (note := augmentation_note(planned, recipe, images.name)) is not None:
         on_note(note)
     tested = None
@@ -90,7 +92,7 @@ def train(
     train_into(
         recipe,
         images,
-        Path(out),
+        out,
         model=model,
         init=start,
         classifier=classifier,
@@ -165,7 +167,7 @@ def load(path: str | Path, *, code: str | None = None, model: nn.Module | None =
     If the network of the run is your own code, name it with `code` ("package.module:function"), or give `model`, which
     receives the weights. A warning says if the file of `code` has changed since the training.
     """
-    run = load_run(Path(path), code, model=model)
+    run = load_run(with_home(path), code, model=model)
     if (text := code_warning(run)) is not None:
         warnings.warn(text, stacklevel=2)
     return run

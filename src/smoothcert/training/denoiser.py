@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from smoothcert.errors import RequestError
+from smoothcert.io.files import with_home
 from smoothcert.models import DENOISERS, Denoised, as_module, is_code
 from smoothcert.objectives import Denoising
 from smoothcert.training.checkpoint import Run, load_run, tensors_digest
@@ -78,7 +79,7 @@ def load_denoiser(path: str | Path, sigma: float | None = None) -> Denoiser:
     """
     from smoothcert.models.diffusion import is_diffusion_model, load_diffusion_model
 
-    path = Path(path)
+    path = with_home(path)
     if not path.is_dir():
         raise RequestError(
             f"{path}: expected the folder of a denoiser, got {'a file' if path.exists() else 'none'}; "
