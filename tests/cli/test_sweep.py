@@ -2,6 +2,7 @@
 
 import csv
 import shlex
+import shutil
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -81,6 +82,18 @@ def test_interrupted_sweep_continues_and_trains_nothing_twice(
     code, out, _ = run_cli(*asked)
     assert (code, len(calls), out.count("done")) == (0, 5, 4)
     assert {path: path.stat().st_mtime_ns for path in place.glob("sweep/lambda*/*")} == before
+    # Certificates of another network, or without their settings, are not those of a run.
+    certificates = [place / "sweep" / name / "certificates" for name in names]
+    for file in ("test-n50.tsv", "test-n50.json"):
+        shutil.copy(certificates[3] / file, place / file)
+        shutil.copy(certificates[0] / file, certificates[3] / file)
+    code, out, err = run_cli(*asked)
+    assert (code, len(calls), out.count("done")) == (1, 5, 3)
+    assert "certificates that were made with other settings (weights_sha256: " in " ".join(err.split())
+    shutil.copy(place / "test-n50.tsv", certificates[3])
+    (certificates[3] / "test-n50.json").unlink()
+    assert "made with other settings (sigma: " in " ".join(run_cli(*asked)[2].split())
+    shutil.copy(place / "test-n50.json", certificates[3])
     # The interrupted run is what its recipe gives alone.
     recipe = with_overrides(preset("mnist/consistency"), [*FIXED, "objective.weight=20"])
     assert load_train_recipe(place / "sweep" / names[2] / "recipe.yaml") == recipe

@@ -303,6 +303,10 @@ def test_labels_follow_the_names_of_outputs(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"expected one output for each class of .*, got two called bee; rename"):
         load_dataset(f"folder:{tmp_path}", "test", classes=("ant", "bee", "cat", "bee"))
     np.savez(tmp_path / "own.npz", images=np.zeros((4, 5, 7), dtype=np.uint8), labels=[0, 3, 1, 2])
+    with pytest.raises(
+        RequestError, match=r"classes: expected a list of names, got 'classes\.txt'; use read_class_names"
+    ):
+        load_dataset(f"folder:{tmp_path}", "test", classes="classes.txt")
     assert load_dataset(f"npz:{tmp_path / 'own.npz'}", "test", classes=names).labels.tolist() == [0, 3, 1, 2]
     with pytest.raises(RequestError, match="expected at least the 4 classes"):
         load_dataset(f"npz:{tmp_path / 'own.npz'}", "test", classes=names[:3])

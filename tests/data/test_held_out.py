@@ -1,6 +1,8 @@
 """Held-out data sets: their two splits are the training images of the whole data set, divided at a known place."""
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,14 @@ import torch
 from test_cifar10 import LABELS, PIXELS, TRAIN, write_binary
 
 import smoothcert as sc
+from smoothcert.certification.subject import Subject
 from smoothcert.data import DATASETS, load_dataset
 from smoothcert.data.augmentation import flip_and_crop
-from smoothcert.data.datasets import held_out_from, published_name, were_trained_on
+from smoothcert.data.datasets import HELD_OUT, published_name, were_trained_on
 from smoothcert.report.names import dataset_name, images_text
+from smoothcert.training.denoiser import Denoiser
 
-NAMES = [name for name in DATASETS if held_out_from(name) is not None]
+NAMES = [name for name in DATASETS if name.endswith(HELD_OUT)]
 
 
 def test_splits_are_the_first_and_the_last_training_images() -> None:
@@ -56,7 +60,7 @@ def test_reports_read_the_images_that_are_certified(split: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_are_those_of_the_training_images(name: str) -> None:
-    whole = DATASETS[held_out_from(name) or ""]
+    whole = DATASETS[name.removesuffix(HELD_OUT)]
     assert sum(DATASETS[name].sizes) == whole.sizes[0]
     assert (DATASETS[name].shape, DATASETS[name].num_classes) == (whole.shape, whole.num_classes)
 
@@ -74,6 +78,9 @@ def test_names_in_reports_say_what_the_images_are() -> None:
         ("mnist-held-out", "test", "mnist-held-out", False),
         ("mnist", "test", "mnist-held-out", False),
         ("mnist-held-out", "test", "mnist-sample", False),  # the first images, and the last ones
+        ("mnist-held-out", "train", "mnist", False),
+        ("mnist-sample-held-out", "test", "mnist", True),
+        ("mnist-sample-held-out", "test", "mnist-held-out", True),
         ("npz:a-held-out", "test", "npz:a", False),
         ("npz:a", "all", "npz:a", True),
     ],
@@ -88,9 +95,10 @@ def test_a_network_that_has_seen_the_held_out_images_is_reported(
     """Certified with a warning and a line in the report; a network that has not seen them without either."""
     reports = {}
     for data in ("mnist-sample", "mnist-sample-held-out"):
-        recipe = sc.preset("mnist/gaussian").model_copy(update={"model": "tiny", "dataset": data, "epochs": 1})
+        changes = {"model": "tiny", "dataset": data, "epochs": 1, "learning_rate_drops": ()}
+        recipe = sc.preset("mnist/gaussian").model_copy(update=changes)
         run = tmp_path / data
-        sc.train(recipe.model_copy(update={"learning_rate_drops": ()}), out=run, device="cpu")
+        sc.train(recipe, out=run, device="cpu")
         options = ("--dataset", "mnist-sample-held-out", "--n", 100, "--max-images", 4, "--device", "cpu")
         code, output, errors = run_cli("certify", run, *options)
         assert code == 0, errors
@@ -98,3 +106,18 @@ def test_a_network_that_has_seen_the_held_out_images_is_reported(
         assert run_cli("report", run, "--out", run / "report", "--format", "md")[0] == 0
         reports[data] = (warned, "certified on images that it was trained on" in (run / "report/report.md").read_text())
     assert reports == {"mnist-sample": (True, True), "mnist-sample-held-out": (False, False)}
+    with pytest.warns(UserWarning, match="on mnist-sample, so it knows the test images of mnist-sample-held-out"):
+        sc.train(recipe, out=tmp_path / "again", init=tmp_path / "mnist-sample", device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sc.train(recipe, out=tmp_path / "fresh", init=run, device="cpu")
+
+
+def test_data_sets_of_all_networks_in_use_are_known(trained_run: Path) -> None:
+    """Of a run, and of the denoiser in front of it, which may have seen other images."""
+    subject, run = Subject.of(sc.load(trained_run)), sc.load(trained_run)
+    assert subject.trained_on == ("mnist-sample",)
+    other = replace(run, recipe=run.recipe.model_copy(update={"dataset": "mnist"}))
+    denoiser = Denoiser(torch.nn.Identity(), trained_run, "unet", (1, 28, 28), 0.5, run=other)
+    assert replace(subject, denoiser=denoiser).trained_on == ("mnist-sample", "mnist")
+    assert Subject.of(run.model).trained_on == ()

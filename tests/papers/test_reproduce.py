@@ -489,7 +489,7 @@ def test_brackets_in_paths_are_printed(name: str, tmp_path: Path) -> None:
     bad = replace(bad, problem=f"{bad.folder}: torn")
     plan_shown = io.StringIO()
     PlainConsole(file=plan_shown, width=400).print(plan_table([good, bad]))
-    assert f"damaged: {bad.problem}" in plan_shown.getvalue()
+    assert f"cannot be used: {bad.problem}" in plan_shown.getvalue()
     report = io.StringIO()
     with pytest.raises(WorkError):
         reproduction.reproduce([(request(out=out), [good, bad])], PlainConsole(file=report, width=400))

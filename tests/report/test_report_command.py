@@ -294,6 +294,19 @@ def test_a_report_of_other_runs_leaves_no_old_files(report: Report, make_run: Ma
     assert report("--check", out)[0] == 0
 
 
+def test_a_check_knows_the_table_of_an_earlier_call(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
+    """A table in LaTeX with its own columns and caption stays, next to files of a later call without it."""
+    run, out = make_run("mine"), tmp_path / "out"
+    assert report(run, "--out", out, "--format", "md,tex", "--columns", "name,acr", "--caption", "Mine")[0] == 0
+    table = (out / "report.tex").read_text()
+    assert report(run, "--out", out, "--format", "md,csv")[0] == 0
+    assert (out / "report.tex").read_text() == table
+    assert report("--check", out)[0] == 0
+    assert report(run, "--out", out, "--format", "tex")[0] == 0
+    assert (out / "report.tex").read_text() != table
+    assert report("--check", out)[0] == 0
+
+
 def test_python_writes_the_report_of_the_command(report: Report, make_run: MakeRun, tmp_path: Path) -> None:
     """Every file has the same bytes, the one that stores the request for --check too; old files are removed alike."""
     runs, formats = [make_run("mine"), make_run("other")], "md,csv,tex,html,png"

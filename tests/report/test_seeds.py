@@ -355,3 +355,14 @@ def test_unfinished_runs_and_runs_from_given_weights_are_not_averaged_with_other
     assert names(runs, tmp_path / "out") == [["seed2", "seed3"]]
     early = summarize(read_certificates(runs[0] / "certificates" / "test.tsv"), "early", [])
     assert "certified after 2 of its 90 epochs" in early.remarks
+
+
+def test_means_without_a_common_name_list_their_runs(make_run: MakeRun, tmp_path: Path) -> None:
+    """Their names share no letter, so that the star alone would be the name of both means."""
+    runs = [
+        seeded(*(make_run, name, seed), objective={"name": method}, settings={"objective": method})
+        for method, members in (("gaussian", ("anna", "bert")), ("stability", ("dora", "emil")))
+        for seed, name in enumerate(members)
+    ]
+    contents = write_report(runs, tmp_path / "out", ["csv"]).contents
+    assert [mean.name for mean in contents.seeds] == ["anna, bert", "dora, emil"]

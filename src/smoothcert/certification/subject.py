@@ -61,6 +61,12 @@ class Subject:
             return self.run.runs
         return () if self.run is None else (self.run,)
 
+    @property
+    def trained_on(self) -> tuple[str, ...]:
+        """The names of the data sets of its runs, and of the denoiser in front of it."""
+        denoisers = () if self.denoiser is None or self.denoiser.run is None else (self.denoiser.run,)
+        return tuple(dict.fromkeys(run.recipe.dataset for run in (*self.runs, *denoisers)))
+
     @classmethod
     def of(cls, model: "Certifiable | Subject", name: str | None = None) -> "Subject":
         """Return what `model` is; a module or callable is called `name`, or else after its own name or class.

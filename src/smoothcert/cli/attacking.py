@@ -96,7 +96,7 @@ def attack(
     check_inside(path, folder)
     # Not the name in the certificates: data of this name need not be those that were certified. It is compared later.
     images = request.images(first)
-    print_data_notes(console, images, first.recipe.dataset if first is not None else None)
+    print_data_notes(console, images, subject.trained_on)
     trained_sigma = subject.defaults.get("sigma")
     recipe = complete_attack_recipe(fields, path, torch_device, images.shape, certified, trained_sigma)
     print_about_runs(subject, console.note, console.warn)

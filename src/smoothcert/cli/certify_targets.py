@@ -124,7 +124,7 @@ def certify_target(
     settings, first = target.settings, target.first
     if group.leads:
         print_about_runs(target.subject, request.console.note, request.console.warn)
-        print_data_notes(request.console, images, None if first is None else first.recipe.dataset)
+        print_data_notes(request.console, images, target.subject.trained_on)
     with status_bar(f"certify {target.folder.name}", request.console.quiet) as show:
 
         def on_accuracy(accuracy: NoiseAccuracy) -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import torch
 
@@ -20,6 +20,8 @@ def with_classes(data: Images, names: Sequence[str]) -> Images:
     Data without class names keep their labels, which must be positions in `names` already, unless `names` contains
     the numbers of all labels: then these are their names.
     """
+    if isinstance(names, str | bytes | PurePath):
+        raise RequestError(f"classes: expected a list of names, got {names!r}; use read_class_names for a file")
     labels = data.labels
     given = data.class_names
     numbers = tuple(map(str, range(data.num_classes)))

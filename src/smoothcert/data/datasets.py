@@ -74,6 +74,8 @@ class DatasetSpec:
     """The names of the classes, if they do not depend on the files."""
     shorter_side: int | None = None
     """Size of the shorter side of a file before the centre is cut out; None: the side of the images."""
+    trained_on_by: tuple[str, ...] = ()
+    """The data sets whose training images contain the test images of this one."""
 
 
 def _reader(module: str) -> Any:
@@ -125,8 +127,11 @@ DATASETS: dict[str, DatasetSpec] = {
 }
 
 
-def _held_out(name: str, count: int) -> DatasetSpec:
-    """The training images of the data set `name`; the last `count` of them take the place of the test images."""
+def _held_out(name: str, count: int, others: tuple[str, ...] = ()) -> DatasetSpec:
+    """The training images of the data set `name`; the last `count` of them take the place of the test images.
+
+    The training images of `others` contain them, too.
+    """
     whole = DATASETS[name]
     return replace(
         whole,
@@ -135,12 +140,14 @@ def _held_out(name: str, count: int) -> DatasetSpec:
         sizes=(whole.sizes[0] - count, count),
         load=lambda split, folder: _reader("held_out").load(name, split, folder),
         read=lambda split, folder: _reader("held_out").read(name, split, folder),
+        trained_on_by=(name, *others),
     )
 
 
 DATASETS |= {
-    f"{name}{HELD_OUT}": _held_out(name, count)
-    for name, count in (("mnist", 10_000), ("mnist-sample", 2_000), ("cifar10", 5_000))
+    "mnist-held-out": _held_out("mnist", 10_000),
+    "mnist-sample-held-out": _held_out("mnist-sample", 2_000, ("mnist", "mnist-held-out")),
+    "cifar10-held-out": _held_out("cifar10", 5_000),
 }
 OWN_DATA: Mapping[str, str] = {
     "folder:PATH": "your own images, one folder per class",
@@ -194,12 +201,9 @@ def refuse_absent_data(name: str | None) -> None:
 
 def were_trained_on(dataset: str, split: str, trained_on: str) -> bool:
     """Whether the images `split` of `dataset` are among the training images of a network trained on `trained_on`."""
-    return held_out_from(dataset) == trained_on or (split == UNSPLIT and same_reference(trained_on, dataset))
-
-
-def held_out_from(name: str) -> str | None:
-    """The data set whose training images are the test images of `name`; None for others."""
-    return name.removesuffix(HELD_OUT) if name in DATASETS and name.endswith(HELD_OUT) else None
+    if split == UNSPLIT:
+        return same_reference(trained_on, dataset)
+    return split == "test" and dataset in DATASETS and trained_on in DATASETS[dataset].trained_on_by
 
 
 def known_class_names(dataset: str | None) -> tuple[str, ...] | None:

@@ -16,7 +16,7 @@ from smoothcert.io.console import PlainConsole
 from smoothcert.io.files import with_home
 from smoothcert.io.written_files import is_as_written, refuse_foreign_files, stored_request, write_files
 from smoothcert.report.check import request_for
-from smoothcert.report.contents import TRIAL, Choices, Contents, LatexTable, checked_radii, read_contents
+from smoothcert.report.contents import Choices, Contents, LatexTable, checked_radii, read_contents
 from smoothcert.report.descriptions import parse_description
 from smoothcert.report.document import TEXT_FILES, TEXTS, terminal_report
 from smoothcert.report.figures import FIGURES, PICTURE_FORMATS, STORED_AS, digest_of, digests_stored_in, figures_of
@@ -45,6 +45,8 @@ __all__ = [
 
 FORMATS = (*TEXTS, *PICTURE_FORMATS)
 Row = dict[str, str | float | int | None]
+_OF_LATEX = ("columns", "caption", "label")
+"""The options of a report about how its table in LaTeX looks."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,9 @@ def write_report(
     files = {name: None if text is None else text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
     stored = None if request is None else request_for(out, paths, {**request, "reference": contents.reference})
     old = [name for name in _files_of_other_report(out, stored) if name not in {**files, **pictures}]
+    if stored is not None and not old and "tex" not in formats:  # the table of the earlier call stays as it looks
+        earlier = stored_request(out) or {}
+        stored |= {key: earlier[key] for key in _OF_LATEX if key in earlier}
     shown = {**({} if old else digests_stored_in(out)), **digests}
     stored = {**stored, STORED_AS: shown} if stored and shown else stored
     written = write_files(out, {**files, **pictures, **dict.fromkeys(old)}, force, stored)
@@ -119,8 +124,7 @@ def _files_of_other_report(out: Path, request: Mapping[str, object] | None) -> l
     earlier = stored_request(out)
     if request is None or earlier is None:
         return []
-    ignored = (STORED_AS, "columns", "caption", "label")
-    if all(earlier.get(key) == request.get(key) for key in {*earlier, *request}.difference(ignored)):
+    if all(earlier.get(key) == request.get(key) for key in {*earlier, *request}.difference((STORED_AS, *_OF_LATEX))):
         return []
     names = (*TEXT_FILES, *(f"{figure}.{kind}" for figure in FIGURES for kind in PICTURE_FORMATS))
     return [name for name in names if is_as_written(out, name)]
@@ -184,8 +188,8 @@ def report(
         contents = write_report(
             paths, with_home(out), formats, choices=choices, gallery=pictures, request=asked
         ).contents
-    if trials := contents.warnings.get(TRIAL):
-        warnings.warn(f"{', '.join(trials)}: {TRIAL}", stacklevel=2)
+    for note, names in contents.warnings.items():
+        warnings.warn(f"{', '.join(names)}: {note}", stacklevel=2)
     differences = {run.name: (c.reference, run.acr) for c in contents.comparisons for run in c.paired}
     settings = list(dict.fromkeys(key for summary in contents.summaries for key in summary.hyperparameters))
     return [_row(summary, settings, *differences.get(summary.name, (None, None))) for summary in contents.summaries]

@@ -1,7 +1,7 @@
 """Progress bars of training, certification, attacks and analyses, and notes above them; lines in a log file."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -38,20 +38,22 @@ def _bar(console: PlainConsole) -> Iterator[Progress]:
             bar.live.stop()  # bar.stop would end the line of a bar, which is not there
 
 
-def print_data_notes(console: PlainConsole, images: "Images", trained_on: str | None = None) -> None:
-    """Print what a user should know about `images`. `trained_on` is the data set of the network that is certified."""
-    from smoothcert.data.datasets import held_out_from, were_trained_on
+def print_data_notes(console: PlainConsole, images: "Images", trained_on: Sequence[str] = ()) -> None:
+    """Print what a user should know about `images`. `trained_on` are the data sets of the networks in use."""
+    from smoothcert.data.datasets import UNSPLIT, were_trained_on
 
     for note in images.notes:
         console.note(note)
-    if trained_on is not None and were_trained_on(images.name, images.split, trained_on):
-        held_out = held_out_from(images.name) is not None
-        reason = f"consists of training images of {trained_on}" if held_out else "has no split"
-        advice = f"train on {images.name}, or certify the test images of {trained_on}"
-        console.warn(
-            f"{images.name} {reason}: the certified accuracy is that of images that the network was trained on; "
-            f"{advice if held_out else 'give data with a test split'}"
-        )
+    for name in trained_on:
+        if were_trained_on(images.name, images.split, name):
+            unsplit = images.split == UNSPLIT
+            reason = "has no split" if unsplit else f"consists of training images of {name}"
+            advice = "give data with a test split" if unsplit else f"train on {images.name}, or use images of {name}"
+            console.warn(
+                f"{images.name} {reason}: the certified accuracy is that of images that the network was trained on; "
+                f"{advice}"
+            )
+            break
 
 
 class Status(Protocol):

@@ -1,8 +1,9 @@
 """Runs that share everything but the training seed: their means, and how far these are from the reference run's."""
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import commonprefix
 
 from scipy.special import stdtrit
@@ -24,6 +25,8 @@ class SeedMean:
     """Runs that differ by their training seed only, in the given order; at least two, one per seed."""
 
     members: tuple[Summary, ...]
+    listed: bool = False
+    """Whether its name lists the runs, because another mean of the comparison has the same star."""
 
     @property
     def group(self) -> tuple[float, str]:
@@ -33,6 +36,8 @@ class SeedMean:
     def name(self) -> str:
         """The names of the runs with a star where they differ, as in `gaussian-seed*`."""
         names = [summary.name for summary in self.members]
+        if self.listed:
+            return ", ".join(names)
         start = commonprefix(names)  # noqa: RUF071 - by letters, not by folders
         end = commonprefix([name[len(start) :][::-1] for name in names])[::-1]  # noqa: RUF071
         return f"{start}*{end}"
@@ -61,7 +66,9 @@ def over_seeds(summaries: Sequence[Summary]) -> list[SeedMean]:
     for summary in summaries:
         if (seed := summary.recipe.get("seed")) is not None:
             alike.setdefault(_all_but_the_seed(summary), {}).setdefault(str(seed), summary)
-    return [SeedMean(tuple(members.values())) for members in alike.values() if len(members) > 1]
+    means = [SeedMean(tuple(members.values())) for members in alike.values() if len(members) > 1]
+    counts = Counter((mean.group, mean.name) for mean in means)
+    return [replace(mean, listed=counts[mean.group, mean.name] > 1) for mean in means]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import nn
 from smoothcert.certification.ensemble import refuse_different_runs, spec_of
 from smoothcert.data import Images, with_known_classes
 from smoothcert.data.class_names import unknown_class
-from smoothcert.data.datasets import held_out_from, published_name
+from smoothcert.data.datasets import published_name, were_trained_on
 from smoothcert.errors import RequestError
 from smoothcert.io.references import same_reference
 from smoothcert.models import is_own_code
@@ -42,7 +42,7 @@ def load_teacher(
             run.noise_warning(recipe.sigma, recipe.noise),
             unknown_class(images, run.spec.class_names, run.folder),
             None if same_reference(*map(published_name, (dataset, recipe.dataset))) else other,
-            seen if held_out_from(recipe.dataset) == dataset else None,
+            seen if were_trained_on(recipe.dataset, "test", dataset) else None,
         ):
             if text is not None:
                 on_warning(text)

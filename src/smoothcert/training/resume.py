@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from smoothcert.data import Images
+from smoothcert.data import DATASETS, Images
 from smoothcert.distributed import Team
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import exists
@@ -330,7 +330,8 @@ def refuse_other_recipe(
     """Raise a RequestError if the recipe in `file` differs from `wanted` in fields that are not `harmless`."""
     if differing := different_fields(stored, wanted, harmless):
         source = "" if file == RECIPE else f"{file} says that it "
-        editable = file == RECIPE and all(difference.startswith(CHANGEABLE) for difference in differing)
+        moved = stored.dataset == wanted.dataset or not {stored.dataset, wanted.dataset} & DATASETS.keys()
+        editable = file == RECIPE and moved and all(difference.startswith(CHANGEABLE) for difference in differing)
         edit = f"to continue the run with this change, edit {RECIPE}, or " if editable else ""
         raise RequestError(
             f"{folder}: {source}holds a run of another recipe ({'; '.join(differing)}); {edit}choose another --out"

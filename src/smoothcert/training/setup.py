@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from smoothcert.data import Images, with_known_classes
+from smoothcert.data.datasets import were_trained_on
 from smoothcert.data.images import check_normalization
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
@@ -17,7 +18,7 @@ from smoothcert.models import check_outputs, is_hub, load_hub, output_names
 from smoothcert.noise import sigma_warning
 from smoothcert.objectives import Denoising, Distillation, UnloadedObjective, is_built_in
 from smoothcert.training.augmentation import with_augmentation
-from smoothcert.training.checkpoint import InputSpec, new_model, refuse_extra_state
+from smoothcert.training.checkpoint import InputSpec, new_model, read_model_file, refuse_extra_state
 from smoothcert.training.denoiser import check_denoiser_request
 from smoothcert.training.first_loss import try_loss
 from smoothcert.training.frozen_classifier import Teacher, about_classifier, check_classifier
@@ -26,6 +27,7 @@ from smoothcert.training.metrics import METRICS
 from smoothcert.training.own_code import CODE, code_of
 from smoothcert.training.recipe import TrainRecipe
 from smoothcert.training.resume import Start, open_folder, save_state, write_missing_model
+from smoothcert.training.run_folder import MODEL
 from smoothcert.training.run_in_progress import Options, RunInProgress
 from smoothcert.training.seeds import Purpose, derived_seed
 
@@ -111,6 +113,10 @@ def load_origin(
         origin[CODE] = code
     if options.init is not None:
         origin["init"] = load_initial_weights(model, options.init, recipe.model, on_note)
+        if (run := options.init / MODEL).is_file():
+            trained_on = read_model_file(run).recipe.dataset
+            if were_trained_on(recipe.dataset, "test", trained_on):
+                on_note(f"{options.init} was trained on {trained_on}, so it knows the test images of {recipe.dataset}")
     if options.classifier is not None:
         origin["classifier"] = about_classifier(options.classifier)
         if options.classifier_folders:

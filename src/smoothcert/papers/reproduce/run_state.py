@@ -4,20 +4,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from rich.table import Column, Table
 from rich.text import Text
 
-from smoothcert.certification.certificates import read_certificates
+from smoothcert.certification.certificates import CertificatesFile, read_certificates
 from smoothcert.certification.settings import CertifySettings
 from smoothcert.data import DATASETS, DatasetReader, Images, Split
 from smoothcert.errors import RequestError, WorkError
 from smoothcert.io.compressed import existing_form
+from smoothcert.io.references import same_reference
+from smoothcert.io.results import differing_settings
 from smoothcert.io.text import duration
 from smoothcert.papers.reproduce.estimate import certification_seconds, training_seconds
-from smoothcert.training.checkpoint import InputSpec, load_run, read_model_file
+from smoothcert.training.checkpoint import InputSpec, Run, load_run, read_model_file
 from smoothcert.training.own_code import changed_code, code_of, moved_code
 from smoothcert.training.recipe import TrainRecipe, load_run_recipe
 from smoothcert.training.resume import refuse_other_recipe
@@ -49,7 +51,7 @@ class RunState:
     images_done: int = 0
     seconds: float = 0.0
     problem: str | None = None
-    """Why the folder cannot be used: a file in it is damaged."""
+    """Why the folder cannot be used: a file in it is damaged, or does not belong to the run."""
     changed_code: tuple[str, ...] = ()
     """The user's own objective, network and data set whose files have changed since all epochs were trained."""
 
@@ -74,9 +76,9 @@ class RunState:
 
     @property
     def state(self) -> str:
-        """How far the run is, in words: missing, trained, done, or a number of epochs or images."""
+        """How far the run is, in words: missing, trained, done, a problem, or a number of epochs or images."""
         if self.problem is not None:
-            return f"damaged: {self.problem}"
+            return f"cannot be used: {self.problem}"
         if not self.trained:
             return f"trained {self.epochs_done} of {self.known_recipe.epochs} epochs" if self.epochs_done else "missing"
         if self.images_done < self.images:
@@ -112,12 +114,38 @@ def with_state(run: R, indices: Sequence[int]) -> R:
         code = code_of(recipe)
         provenance = read_model_file(folder / MODEL).provenance if code and (folder / MODEL).exists() else {}
         refuse_other_recipe(stored, recipe, folder, harmless=moved_code(provenance, stored, recipe, code))
-        epochs = load_run(folder, recipe.model).epoch if (folder / MODEL).exists() else 0
-        images = sum(row.index in wanted for row in read_certificates(path).rows) if path.exists() else 0
+        trained = load_run(folder, recipe.model) if (folder / MODEL).exists() else None
+        epochs = 0 if trained is None else trained.epoch
+        file = read_certificates(path) if path.exists() else None
+        images = 0 if file is None else sum(row.index in wanted for row in file.rows)
+        if file is not None and trained is not None and epochs >= recipe.epochs:
+            refuse_other_certificates(file, run, trained)
     except WorkError as error:
         return replace(run, problem=str(error))
     changed = changed_code(provenance, recipe, code) if epochs == recipe.epochs else []
     return replace(run, epochs_done=epochs, images_done=images, changed_code=tuple(changed))
+
+
+def refuse_other_certificates(file: CertificatesFile, run: RunState, trained: Run) -> None:
+    """Raise a WorkError if `file` is not of the weights, data set and settings of `run`: certify would refuse it."""
+    recipe, request = run.known_recipe, run.settings
+    wanted: dict[str, Any] = {
+        "sigma": recipe.sigma,
+        "noise": recipe.noise,
+        "n0": request.n0,
+        "n": request.n,
+        "alpha": request.alpha,
+    }
+    wanted |= {"weights_sha256": trained.about()["weights_sha256"]}
+    found = {key: file.settings.get(key) for key in wanted}
+    dataset = str(file.settings.get("dataset")).partition(" (")[0]  # the rest says that its files are not official
+    if not same_reference(dataset, recipe.dataset):
+        found, wanted = {**found, "dataset": dataset}, {**wanted, "dataset": recipe.dataset}
+    if differences := differing_settings(found, wanted):
+        raise WorkError(
+            f"{file.path}: has certificates that were made with other settings ({'; '.join(differences)}); move it "
+            "away, or choose another --out"
+        )
 
 
 def plan_table(runs: Sequence[RunState], title: str = "", acrs: Sequence[float | None] | None = None) -> Table:

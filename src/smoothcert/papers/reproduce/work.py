@@ -52,7 +52,7 @@ def print_notes(planned: Sequence[RunState], resources: Resources, console: Plai
         with suppress(RequestError, WorkError, OSError):
             images = resources.load(recipe, split)
             if split == "test" or images.split != UNSPLIT:  # else they are the test images, which have the same notes
-                print_data_notes(console, images, trained_on=dataset if split == "test" else None)
+                print_data_notes(console, images, trained_on=[dataset] if split == "test" else ())
 
 
 def train_runs(planned: Sequence[RunState], resources: Resources, console: PlainConsole) -> Failures:
