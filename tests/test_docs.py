@@ -424,7 +424,7 @@ def test_python_of_the_page_about_data_divides_and_normalises_the_images(
     names: dict[str, Any] = {}
     exec(compile(held_out.replace("500", "50"), "held_out.py", "exec"), names)
     whole = replace(tiny_data, augment=flip_and_crop)
-    monkeypatch.setattr("smoothcert.load_dataset", lambda name, split, image_size: whole)
+    monkeypatch.setattr("smoothcert.load_dataset", lambda name, split, image_size, on_note=None: whole)
     parts = [names["photographs"](split) for split in ("train", "test")]
     assert [len(part) for part in parts] == [206, 50]
     images = torch.cat([part.images for part in parts]).flatten(1).tolist()

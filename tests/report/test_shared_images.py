@@ -73,7 +73,7 @@ def test_a_trial_in_the_folder_of_a_run_does_not_take_images_away(make_run: Make
         write_report(paths, tmp_path / "out", ["md", "csv"], **choices)
         return {name: count for name, (count, _) in acrs(tmp_path / "out").items()}
 
-    assert counts(run, other) == {"mine/test-n1000": 10, "other": 10}
+    assert counts(run, other) == {"mine": 10, "other": 10}, "named as if there were no trial"
     text = (tmp_path / "out/report.md").read_text()
     assert "**mine/test-n500**: left out: another file of this run has its images and more" in text
     assert "not ranked:" not in text

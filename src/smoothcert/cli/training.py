@@ -187,7 +187,10 @@ def import_(
     """Make a run folder from a published checkpoint; its pickled code is never run."""
     if (file / MODEL).exists():
         raise RequestError(f"{file}: expected a checkpoint, got a run folder; use it as it is, without import")
-    check_file(split_key(file)[0], "a checkpoint, such as checkpoint.pth.tar")
+    checkpoint = split_key(file)[0]
+    check_file(checkpoint, "a checkpoint, such as checkpoint.pth.tar")
+    if checkpoint.name == MODEL and (checkpoint.parent / RECIPE).exists():
+        raise RequestError(f"{file}: expected a checkpoint, got the model of a run; use {checkpoint.parent} as it is")
     refuse_absent_data(dataset)
     from smoothcert.data import DATASETS
     from smoothcert.training.checkpoint import InputSpec

@@ -222,18 +222,21 @@ def _reported_files(paths: Sequence[Path], choices: Choices) -> tuple[list[Named
     A file without rows is kept if no file has any: it is refused later.
     """
     located, uncertified = locate(paths)
-    named = describe([(name, _read(path)) for name, path in located], choices.described)
-    named = [_marked(name, file) for name, file in named]
-    names = distinct_names([path.name for path in uncertified], uncertified)
-    notes = [(NO_CERTIFICATES, name) for name in names]
-    notes += [(NO_IMAGES, name) for name, file in named if not file.rows]
-    files = [(name, file) for name, file in named if file.rows] or named
+    files = {path: _read(path) for _, path in located}
+    trials: list[Path] = []
     if choices.same_images:  # the other runs would be cut to the few images of a trial
         given = {path.resolve() for path in paths}
-        trials = [n for n, f in files if f.path.resolve() not in given and any(_covers(other, f) for _, other in files)]
-        notes += [(TRIAL, name) for name in trials]
-        files = [(name, file) for name, file in files if name not in trials]
-    return files, notes
+        others = [path for path, file in files.items() if file.rows and path.resolve() not in given]
+        trials = [path for path in others if any(_covers(whole, files[path]) for whole in files.values())]
+    names = distinct_names([path.name for path in uncertified], uncertified)
+    notes = [(NO_CERTIFICATES, name) for name in names]
+    notes += [(TRIAL, name) for name, path in located if path in trials]
+    if trials:
+        located, _ = locate(paths, without=trials)
+    named = describe([(name, files[path]) for name, path in located], choices.described)
+    named = [_marked(name, file) for name, file in named]
+    notes += [(NO_IMAGES, name) for name, file in named if not file.rows]
+    return [(name, file) for name, file in named if file.rows] or named, notes
 
 
 def _marked(name: str, file: CertificatesFile) -> tuple[str, CertificatesFile]:

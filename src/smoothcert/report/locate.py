@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,9 @@ def find_certificates(paths: Sequence[Path]) -> list[tuple[str, Path]]:
     return locate(paths)[0]
 
 
-def locate(paths: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[Path]]:
+def locate(paths: Sequence[Path], without: Collection[Path] = ()) -> tuple[list[tuple[str, Path]], list[Path]]:
     """What `find_certificates` gives, and what it skips: the folders among `paths`, and the runs in folders of runs,
-    that have no certificates; reports aside."""
+    that have no certificates; reports aside. Names are those that files have if there are none `without`."""
     if not paths:
         raise RequestError("expected at least one run folder or certificates file, got none; give one to report on")
     by_real_path: dict[Path, tuple[Path, Path]] = {}  # the file as it was given, and what it is named after
@@ -136,7 +136,7 @@ def locate(paths: Sequence[Path]) -> tuple[list[tuple[str, Path]], list[Path]]:
         owner, files_of_path = _files_of(path)
         if not files_of_path and path not in uncertified and not (path / MANIFEST).is_file():
             uncertified.append(path)
-        for file in files_of_path:
+        for file in (file for file in files_of_path if file not in without):
             by_real_path.setdefault(file.resolve(), (file, owner))
     if not by_real_path:
         raise _no_certificates(every[0])
