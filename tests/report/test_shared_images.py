@@ -78,9 +78,11 @@ def test_a_trial_in_the_folder_of_a_run_does_not_take_images_away(make_run: Make
     assert "**mine/test-n500**: left out: another file of this run has its images and more" in text
     assert "not ranked:" not in text
     with pytest.warns(UserWarning, match="mine/test-n500: left out: another file of this run") as caught:
-        assert [row["name"] for row in sc.report([run, other])] == ["mine/test-n1000", "other"]
+        assert [row["name"] for row in sc.report([run, other])] == ["mine", "other"]
     assert [warning.filename for warning in caught] == [__file__]
     assert counts(run, trial, other) == {"mine/test-n1000": 2, "mine/test-n500": 2, "other": 2}, "named"
+    with pytest.warns(UserWarning, match="only the 2 images that all runs of the same σ have are counted"):
+        assert [row["images"] for row in sc.report([run, trial, other])] == [2, 2, 2]
     assert counts(trial, other) == {"mine": 2, "other": 2}, "alone"
     every = counts(run, other, same_images=False)
     assert every == {"mine/test-n1000": 10, "mine/test-n500": 2, "other": 10}, "nothing to cut, nothing to leave out"
