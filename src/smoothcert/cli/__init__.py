@@ -157,7 +157,8 @@ def main() -> None:
     interrupts: list[int] = []
     try:
         with recording_signals(interrupts):
-            code = app(list(map(with_expanded_home, sys.argv[1:])), standalone_mode=False, prog_name="smoothcert")
+            words = list(map(with_expanded_home, sys.argv[1:]))
+            code = app(args=words, standalone_mode=False, prog_name="smoothcert")
     except typer.TyperException as error:
         message = parser_message(error)
         # Without arguments the help has been printed, or it is the message; typer does not export this error.
