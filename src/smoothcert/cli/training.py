@@ -102,6 +102,8 @@ def train(
     meet()
     images = in_order_of_run(files.load(recipe.dataset, "train", recipe.image_size), out if resume else None, init)
     print_notes(images)
+    if options.preset is not None and sigma is None and not any(text.startswith("sigma=") for text in set_):
+        console.note(f"sigma {recipe.sigma:g}, the default of the preset; --sigma changes it")
     classifier = None
     if teacher:
         classifier, images = load_teacher(teacher, recipe, images, console.warn)

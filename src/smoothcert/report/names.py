@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from smoothcert.data import DATASETS
+from smoothcert.data.datasets import HELD_OUT
 from smoothcert.io.text import one_line
 
 METHODS = {
@@ -20,7 +21,13 @@ METHODS = {
     "distillation": "Distillation",
 }
 """Name of a method without underscores -> the name that people use."""
-IN_SENTENCES = {"mnist": "digits of MNIST", "mnist-sample": "digits of the MNIST sample"}
+IN_SENTENCES = {
+    "mnist": "digits of MNIST",
+    "mnist-sample": "digits of the MNIST sample",
+    "mnist-held-out": "held-out digits of MNIST",
+    "mnist-sample-held-out": "held-out digits of the MNIST sample",
+    "cifar10-held-out": "held-out images of CIFAR-10",
+}
 """Data set -> its images in a sentence, where that is not "images of" and its name."""
 NETWORKS = {"lenet": "LeNet", "densenet": "DenseNet"}
 SYMBOLS = {
@@ -113,7 +120,8 @@ def dataset_name(dataset: str) -> str:
 
 def images_text(count: int, dataset: str | None, split: str | None) -> str:
     """Images of a data set in words, as in "100 test digits of MNIST"."""
-    kind = f"{split} " if split in ("train", "test") else ""
+    held_out = (dataset or "").endswith(HELD_OUT)  # which says more than the split
+    kind = f"{split} " if split in ("train", "test") and not held_out else ""
     noun = IN_SENTENCES.get(dataset or "", "images" if dataset is None else f"images of {dataset_name(dataset)}")
     return f"{count:,} {kind}{noun}"
 
