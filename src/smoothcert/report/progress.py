@@ -48,7 +48,11 @@ def print_data_notes(console: PlainConsole, images: "Images", trained_on: Sequen
         if were_trained_on(images.name, images.split, name):
             unsplit = images.split == UNSPLIT
             reason = "has no split" if unsplit else f"consists of training images of {name}"
-            advice = "give data with a test split" if unsplit else f"train on {images.name}, or use images of {name}"
+            advice = (
+                "give data with a test split"
+                if unsplit
+                else f"train on {images.name}, or choose the test images of {name}"
+            )
             console.warn(
                 f"{images.name} {reason}: the certified accuracy is that of images that the network was trained on; "
                 f"{advice}"
