@@ -283,7 +283,7 @@ def _claims(certificates: CertificatesFile | None, settings: Mapping[str, Any]) 
     if differences := differing_settings(stored, {key: settings.get(key) for key in shared}):
         raise RequestError(
             f"{certificates.path}: certifies another classifier, or other images, than those to attack "
-            f"({'; '.join(differences)}); attack what was certified or give no certificates"
+            f"({'; '.join(differences)}); attack what was certified, or certify this and give its file (--certificates)"
         )
     return {row.index: row for row in certificates.rows}
 
