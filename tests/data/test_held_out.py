@@ -68,6 +68,7 @@ def test_sizes_are_those_of_the_training_images(name: str) -> None:
 def test_names_in_reports_say_what_the_images_are() -> None:
     assert dataset_name("cifar10-held-out (not the official files)") == "held-out CIFAR-10 (not the official files)"
     assert images_text(500, "mnist-held-out", "test") == "500 held-out digits of MNIST"
+    assert images_text(5, "npz:/a/mine-held-out", "test") == "5 test images of mine-held-out"
     assert [published_name(name) for name in ("mnist-sample-held-out", "cifar10-held-out (x)")] == ["mnist", "cifar10"]
 
 

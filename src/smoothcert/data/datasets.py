@@ -206,6 +206,12 @@ def were_trained_on(dataset: str, split: str, trained_on: str) -> bool:
     return split == "test" and dataset in DATASETS and trained_on in DATASETS[dataset].trained_on_by
 
 
+def knows_test_images(source: object, trained_on: str, dataset: str) -> str | None:
+    """The sentence that `source`, which was trained on `trained_on`, knows the test images of `dataset`, if it does."""
+    known = were_trained_on(dataset, "test", trained_on)
+    return f"{source} was trained on {trained_on}, so it knows the test images of {dataset}" if known else None
+
+
 def known_class_names(dataset: str | None) -> tuple[str, ...] | None:
     """The names of the classes of a data set whose names do not depend on its files; None for others."""
     known = DATASETS.get(dataset or "")

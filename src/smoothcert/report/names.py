@@ -7,7 +7,6 @@ from pathlib import PurePath
 from typing import Any
 
 from smoothcert.data import DATASETS
-from smoothcert.data.datasets import HELD_OUT
 from smoothcert.io.text import one_line
 
 METHODS = {
@@ -120,7 +119,8 @@ def dataset_name(dataset: str) -> str:
 
 def images_text(count: int, dataset: str | None, split: str | None) -> str:
     """Images of a data set in words, as in "100 test digits of MNIST"."""
-    held_out = (dataset or "").endswith(HELD_OUT)  # which says more than the split
+    known = DATASETS.get(dataset or "")
+    held_out = known is not None and known.trained_on_by != ()  # the noun says more than the split
     kind = f"{split} " if split in ("train", "test") and not held_out else ""
     noun = IN_SENTENCES.get(dataset or "", "images" if dataset is None else f"images of {dataset_name(dataset)}")
     return f"{count:,} {kind}{noun}"

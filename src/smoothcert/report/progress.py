@@ -44,20 +44,17 @@ def print_data_notes(console: PlainConsole, images: "Images", trained_on: Sequen
 
     for note in images.notes:
         console.note(note)
-    for name in trained_on:
-        if were_trained_on(images.name, images.split, name):
-            unsplit = images.split == UNSPLIT
-            reason = "has no split" if unsplit else f"consists of training images of {name}"
-            advice = (
-                "give data with a test split"
-                if unsplit
-                else f"train on {images.name}, or choose the test images of {name}"
-            )
-            console.warn(
-                f"{images.name} {reason}: the certified accuracy is that of images that the network was trained on; "
-                f"{advice}"
-            )
-            break
+    name = next((name for name in trained_on if were_trained_on(images.name, images.split, name)), None)
+    if name is None:
+        return
+    if images.split == UNSPLIT:
+        reason, advice = "has no split", "give data with a test split"
+    else:
+        reason = f"consists of training images of {name}"
+        advice = f"train on {images.name}, or choose the test images of {name}"
+    console.warn(
+        f"{images.name} {reason}: the certified accuracy is that of images that the network was trained on; {advice}"
+    )
 
 
 class Status(Protocol):

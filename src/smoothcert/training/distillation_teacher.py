@@ -8,7 +8,7 @@ from torch import nn
 from smoothcert.certification.ensemble import refuse_different_runs, spec_of
 from smoothcert.data import Images, with_known_classes
 from smoothcert.data.class_names import unknown_class
-from smoothcert.data.datasets import published_name, were_trained_on
+from smoothcert.data.datasets import knows_test_images, published_name
 from smoothcert.errors import RequestError
 from smoothcert.io.references import same_reference
 from smoothcert.models import is_own_code
@@ -37,12 +37,11 @@ def load_teacher(
         run.refuse_other_images(images)
         dataset = run.recipe.dataset
         other = f"{run.folder} was trained on {dataset}, not on {recipe.dataset}: its answers may be poor there"
-        seen = f"{run.folder} was trained on {dataset}, so it knows the test images of {recipe.dataset}"
         for text in (
             run.noise_warning(recipe.sigma, recipe.noise),
             unknown_class(images, run.spec.class_names, run.folder),
             None if same_reference(*map(published_name, (dataset, recipe.dataset))) else other,
-            seen if were_trained_on(recipe.dataset, "test", dataset) else None,
+            knows_test_images(run.folder, dataset, recipe.dataset),
         ):
             if text is not None:
                 on_warning(text)

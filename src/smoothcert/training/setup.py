@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from smoothcert.data import Images, with_known_classes
-from smoothcert.data.datasets import were_trained_on
+from smoothcert.data.datasets import knows_test_images
 from smoothcert.data.images import check_normalization
 from smoothcert.distributed import Team, find_device
 from smoothcert.errors import RequestError
@@ -114,9 +114,9 @@ def load_origin(
     if options.init is not None:
         origin["init"] = load_initial_weights(model, options.init, recipe.model, on_note)
         if (run := options.init / MODEL).is_file():
-            trained_on = read_model_file(run).recipe.dataset
-            if were_trained_on(recipe.dataset, "test", trained_on):
-                on_note(f"{options.init} was trained on {trained_on}, so it knows the test images of {recipe.dataset}")
+            text = knows_test_images(options.init, read_model_file(run).recipe.dataset, recipe.dataset)
+            if text is not None:
+                on_note(text)
     if options.classifier is not None:
         origin["classifier"] = about_classifier(options.classifier)
         if options.classifier_folders:

@@ -129,18 +129,12 @@ def with_state(run: R, indices: Sequence[int]) -> R:
 def refuse_other_certificates(file: CertificatesFile, run: RunState, trained: Run) -> None:
     """Raise a WorkError if `file` is not of the weights, data set and settings of `run`: certify would refuse it."""
     recipe, request = run.known_recipe, run.settings
-    wanted: dict[str, Any] = {
-        "sigma": recipe.sigma,
-        "noise": recipe.noise,
-        "n0": request.n0,
-        "n": request.n,
-        "alpha": request.alpha,
-    }
-    wanted |= {"weights_sha256": trained.about()["weights_sha256"]}
+    wanted: dict[str, Any] = {"sigma": recipe.sigma, "noise": recipe.noise}
+    wanted |= {key: getattr(request, key) for key in ("n0", "n", "alpha")}
+    wanted |= {"weights_sha256": trained.about()["weights_sha256"], "dataset": recipe.dataset}
     found = {key: file.settings.get(key) for key in wanted}
-    dataset = str(file.settings.get("dataset")).partition(" (")[0]  # the rest says that its files are not official
-    if not same_reference(dataset, recipe.dataset):
-        found, wanted = {**found, "dataset": dataset}, {**wanted, "dataset": recipe.dataset}
+    dataset = str(found["dataset"]).partition(" (")[0]  # the rest says that its files are not official
+    found["dataset"] = recipe.dataset if same_reference(dataset, recipe.dataset) else dataset
     if differences := differing_settings(found, wanted):
         raise WorkError(
             f"{file.path}: has certificates that were made with other settings ({'; '.join(differences)}); move it "
